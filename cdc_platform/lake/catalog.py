@@ -1,0 +1,88 @@
+"""Iceberg metadata through PyIceberg: history, properties, refs. Never a landing row.
+
+Belongs here: opening the catalog, and turning its answers into `lake/snapshot.py` values.
+Does not: rows (PyIceberg refuses equality deletes; rows come through `lake/spark.py`), or commits of the
+sink (`landing/commit.py`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from cdc_platform.errors import UnavailableError
+from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+class Lake:
+    """The catalog of one deployment. One object per thread: PyIceberg's catalogs are not shared."""
+
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self.name = name
+        self._properties = dict(properties)
+        self._catalog: Catalog | None = None
+
+    @property
+    def catalog(self) -> "Catalog":
+        """PyIceberg's catalog, opened at first use."""
+        if self._catalog is None:
+            from pyiceberg.catalog import load_catalog
+
+            uri = urlparse(self._properties.get("uri", ""))
+            if uri.scheme == "sqlite":
+                Path(unquote(uri.path)).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._catalog = load_catalog(self.name, **self._properties)
+            except Exception as error:
+                raise UnavailableError(
+                    "the Iceberg catalog can't be opened",
+                    where=f"catalog {self.name} ({uri.scheme}://{uri.hostname or ''}{uri.path})",
+                    action="Check the address and that its service answers",
+                ) from error
+        return self._catalog
+
+    def load(self, table: str) -> "Table | None":
+        """PyIceberg's table, or None when the catalog has none of that name."""
+        from pyiceberg.exceptions import NoSuchTableError
+        from sqlalchemy.exc import OperationalError
+
+        try:
+            return self.catalog.load_table(table)
+        except NoSuchTableError:
+            return None
+        except (OperationalError, OSError) as error:
+            raise UnavailableError(
+                "the table's metadata can't be read", where=f"{self.name}.{table}", action="Try again later"
+            ) from error
+
+    def history(self, table: str) -> TableHistory | None:
+        """The table's history, or None when there is no such table."""
+        loaded = self.load(table)
+        return None if loaded is None else history_of(table, loaded)
+
+
+def history_of(name: str, table: "Table") -> TableHistory:
+    """Turn PyIceberg's metadata into our values."""
+    metadata = table.metadata
+    snapshots = {
+        s.snapshot_id: Snapshot(
+            snapshot_id=s.snapshot_id,
+            parent_id=s.parent_snapshot_id,
+            sequence_number=s.sequence_number or 0,
+            operation=s.summary.operation.value if s.summary else "",
+            timestamp_ms=s.timestamp_ms,
+            summary=dict(s.summary.additional_properties) if s.summary else {},
+        )
+        for s in metadata.snapshots
+    }
+    columns = tuple(
+        Column(f.name, str(f.field_type), f.required, f.doc or "") for f in table.schema().fields
+    )
+    refs = {ref: r.snapshot_id for ref, r in metadata.refs.items()}
+    return TableHistory(
+        name, columns, metadata.current_snapshot_id, snapshots, dict(metadata.properties), refs
+    )

@@ -1,0 +1,66 @@
+"""A table's snapshots as plain values, and the walk back through their parents.
+
+Belongs here: what Iceberg metadata says of a table's history. Does not: reading it (`lake/catalog.py`),
+or what a `cdc.*` key means to a stage.
+Rules: a snapshot names its parent; `replace` changes no live row (Iceberg spec, "Snapshots").
+Totals in a summary count files truly; `total-records` overcounts on upsert tables and is never used.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One committed state of a table. `timestamp_ms` is UTC, by the writer's clock."""
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    operation: str
+    timestamp_ms: int
+    summary: Mapping[str, str]
+
+    def total(self, name: str) -> int:
+        """A `total-*` figure of the summary, 0 when the writer left it out."""
+        return int(self.summary.get(f"total-{name}", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as Iceberg's schema has it."""
+
+    name: str
+    type: str
+    required: bool
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """A table's schema, properties and snapshots, read at one moment."""
+
+    table: str
+    columns: tuple[Column, ...]
+    head_id: int | None
+    snapshots: Mapping[int, Snapshot]
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])
+    refs: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def head(self) -> Snapshot | None:
+        """The current snapshot of the main branch."""
+        return self.snapshots.get(self.head_id) if self.head_id is not None else None
+
+    def ancestry(self) -> Iterator[Snapshot]:
+        """The head and its parents, newest first; ends where a parent has been expired."""
+        unvisited = dict(self.snapshots)
+        cursor = self.head_id
+        while cursor is not None and cursor in unvisited:  # Bounded: each turn takes one out.
+            snapshot = unvisited.pop(cursor)
+            yield snapshot
+            cursor = snapshot.parent_id
+
+    def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
+        """The newest snapshot in the ancestry that `wanted` accepts."""
+        return next((s for s in self.ancestry() if wanted(s)), None)

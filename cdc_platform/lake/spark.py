@@ -1,0 +1,145 @@
+"""Statements through Spark Connect: SQL text in, rows or a pandas frame out.
+
+Belongs here: sessions, identifiers and literals in SQL, translating Spark's errors, and what a statement
+opened (executed-plan metrics). Does not: the statements themselves, which live with their stage.
+Units: `*_s` are seconds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_platform.errors import ConflictError, UnavailableError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql.connect.session import SparkSession
+
+_CONNECT_WITHIN_S = 10
+
+
+def quoted(*names: str) -> str:
+    """An identifier for Spark SQL, each part in backticks."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def text(value: str) -> str:
+    """A string literal for Spark SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOpened:
+    """Files that one executed statement planned to read."""
+
+    data: int
+    deletes: int
+
+    @property
+    def total(self) -> int:
+        """Data and delete files together."""
+        return self.data + self.deletes
+
+
+class Spark:
+    """One Spark Connect session; its settings are its own, so a MERGE can stamp its snapshot."""
+
+    def __init__(self, session: "SparkSession", url: str) -> None:
+        self._session = session
+        self._url = url
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        """Run `sql` and return its rows."""
+        with self._translated(sql):
+            return [row.asDict() for row in self._session.sql(sql).collect()]
+
+    def frame(self, sql: str) -> "pd.DataFrame":
+        """Run `sql` and return its rows as pandas."""
+        with self._translated(sql):
+            return self._session.sql(sql).toPandas()
+
+    def rows_and_files(self, sql: str) -> tuple[list[dict[str, Any]], FilesOpened]:
+        """Run `sql`; return its rows and the files its scans read, 0 when metadata alone answered."""
+        with self._translated(sql):
+            frame = self._session.sql(sql)
+            rows = [row.asDict() for row in frame.collect()]
+            info: Any = frame.executionInfo
+            counts = {"resultDataFiles": 0, "resultDeleteFiles": 0}
+            for node in info.metrics._metrics:  # noqa: SLF001  CollectedMetrics only offers a plot of them.
+                for metric in node.metrics:
+                    if metric.name in counts:
+                        counts[metric.name] += int(metric.value)
+            return rows, FilesOpened(counts["resultDataFiles"], counts["resultDeleteFiles"])
+
+    @contextmanager
+    def settings(self, values: Mapping[str, str]) -> Iterator[None]:
+        """Set this session's configuration for a block and take it back after."""
+        for key, value in values.items():
+            self._session.conf.set(key, value)
+        try:
+            yield
+        finally:
+            for key in values:
+                self._session.conf.unset(key)
+
+    @contextmanager
+    def _translated(self, sql: str) -> Iterator[None]:
+        from grpc import RpcError
+        from pyspark.errors import PySparkException
+
+        try:
+            yield
+        except PySparkException as error:
+            message = str(error)
+            if any(name in message for name in ("ValidationException", "CommitFailedException")):
+                raise ConflictError(
+                    "another writer committed first",
+                    where=_head(sql),
+                    action="Run it again: it reads the table anew",
+                ) from error
+            if "UNAVAILABLE" in message or "SESSION_CLOSED" in message:
+                raise self._unavailable() from error
+            raise
+        except RpcError as error:
+            raise self._unavailable() from error
+
+    def _unavailable(self) -> UnavailableError:
+        return UnavailableError(
+            "Spark Connect does not answer",
+            where=self._url,
+            action="Start it (`cdc-platform up`) or correct SPARK_REMOTE, then run this again",
+        )
+
+
+def _head(sql: str) -> str:
+    return " ".join(sql.split())[:80]
+
+
+@contextmanager
+def spark_session(url: str) -> Iterator[Spark]:
+    """A session of its own on the server at `url` (`sc://host:port`); refuses quickly when none listens."""
+    import socket
+    from urllib.parse import urlparse
+
+    from pyspark.sql.connect.session import SparkSession
+
+    address = urlparse(url)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 15002), _CONNECT_WITHIN_S).close()
+    except OSError as error:
+        raise UnavailableError(
+            "nothing listens there",
+            where=f"Spark Connect at {url}",
+            action="Start it (`cdc-platform up`) or correct SPARK_REMOTE, then run this again",
+        ) from error
+    session = SparkSession.builder.remote(url).create()
+    try:
+        yield Spark(session, url)
+    finally:
+        session.stop()
+
+
+def columns_sql(names: Sequence[str], alias: str | None = None) -> str:
+    """A comma-separated list of quoted columns, each under `alias` if one is given."""
+    return ", ".join(quoted(alias, name) if alias else quoted(name) for name in names)

@@ -1,0 +1,187 @@
+"""The registry's model: every field with its unit, bound and default; the default is the safe choice.
+
+Belongs here: what can be declared, and rules between fields that need nothing but the declaration.
+Does not: YAML (`registry/load.py`), or whether the source agrees (`source/doctor.py`).
+Units: durations are `timedelta`, written `500ms`, `1s`, `5m`, `2h`, `14d` in YAML.
+"""
+
+import re
+from datetime import timedelta
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("write a number and a unit: ms, s, m, h or d, for example 5m")
+    return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
+# Names become parts of slots, Iceberg tables, asset keys and run tags: the narrowest of their alphabets.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+Column = Annotated[str, StringConstraints(min_length=1)]
+Owner = Annotated[str, StringConstraints(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
+
+
+class _Declared(BaseModel):
+    """A section of tables.yaml: a key that it does not know is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvVar(_Declared):
+    """The name of an environment variable; its value is read at run time and never stored or shown."""
+
+    env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Postgres(_Declared):
+    """One PostgreSQL database: the stack's own (`embedded`) or yours (`url`)."""
+
+    embedded: Name | None = Field(None, description="Database in the stack's PostgreSQL, made by `up`.")
+    url: EnvVar | None = Field(None, description="Variable that holds postgresql://user:password@host/db.")
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Self:
+        if (self.embedded is None) == (self.url is None):
+            raise ValueError("give exactly one of `embedded: <database>` and `url: {env: <VARIABLE>}`")
+        return self
+
+
+class Source(_Declared):
+    """A database whose changes are captured."""
+
+    postgres: Postgres
+
+
+class Convergence(_Declared):
+    """What is compared between the source and each stage, and how long a stage may take to get there."""
+
+    sums: tuple[Column, ...] = Field((), description="Integer columns whose sums are compared.")
+    distribution: Column | None = Field(None, description="Column whose count per value is compared.")
+    within: Duration = Field(timedelta(seconds=60), description="Polled this long before giving up.")
+
+
+class Landing(_Declared):
+    """Policy of the landing table."""
+
+    window: Duration = Field(timedelta(seconds=1), description="Commit window: at most one snapshot in it.")
+    rewrite_after_commits: int = Field(10, ge=2, description="Landing commits that start rewrite_data_files.")
+
+
+class Curated(_Declared):
+    """The curated table's contract and promise."""
+
+    contract: tuple[Column, ...] = Field(
+        (), description="Columns whose change is a change for consumers; empty: all that are not the key."
+    )
+    freshness: Duration = Field(timedelta(minutes=5), description="Oldest allowed last merge.")
+
+
+class Table(_Declared):
+    """One captured table, through every stage."""
+
+    source: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*\.[^.]+\.[^.]+$")] = Field(
+        description="<source>.<schema>.<table>"
+    )
+    key: tuple[Column, ...] = Field(min_length=1, description="Identifier columns that deletes match on.")
+    description: str = ""
+    owners: tuple[Owner, ...] = Field(min_length=1, description="team:<name> or an e-mail address.")
+    convergence: Convergence = Convergence()
+    landing: Landing = Landing()
+    curated: Curated = Curated()
+
+    @property
+    def source_name(self) -> str:
+        """Key of the source in the registry."""
+        return self.source.split(".")[0]
+
+    @property
+    def source_schema(self) -> str:
+        """Schema in the source database."""
+        return self.source.split(".")[1]
+
+    @property
+    def source_table(self) -> str:
+        """Table in the source database."""
+        return self.source.split(".")[2]
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        for field, columns in (
+            ("key", self.key),
+            ("convergence.sums", self.convergence.sums),
+            ("curated.contract", self.curated.contract),
+        ):
+            if len(set(columns)) != len(columns):
+                raise ValueError(f"`{field}` names a column twice")
+        if both := set(self.key) & set(self.curated.contract):
+            raise ValueError(
+                f"`curated.contract` names the key column `{min(both)}`: a change of the key is a delete "
+                "and a create, so leave it out"
+            )
+        compared = {*self.convergence.sums, *filter(None, [self.convergence.distribution])}
+        if self.curated.contract and (loose := compared - set(self.key) - set(self.curated.contract)):
+            raise ValueError(
+                f"`convergence` compares `{min(loose)}`, which `curated.contract` leaves out: curated would "
+                "differ from the source by design. Add it to the contract or compare another column"
+            )
+        return self
+
+
+class Automation(_Declared):
+    """How Dagster's sensors drive the tables."""
+
+    attempts_max: int = Field(3, ge=1, le=20, description="Runs for one target before it is given up, loudly.")
+
+
+class Ports(_Declared):
+    """Loopback ports of the embedded services; a port that is not given is a free one."""
+
+    postgres: int | None = Field(None, ge=1024, le=65535)
+    spark: int | None = Field(None, ge=1024, le=65535)
+    webserver: int | None = Field(None, ge=1024, le=65535)
+
+
+class Stack(_Declared):
+    """The embedded services."""
+
+    state: str = Field(".cdc-platform", description="Folder for all state, relative to tables.yaml.")
+    ports: Ports = Ports()
+    spark_memory_mb: int = Field(3072, ge=1024, description="Spark driver's heap.")
+    capture_memory_mb: int = Field(1024, ge=256, description="Debezium's heap, for each source.")
+
+
+class Registry(_Declared):
+    """All of tables.yaml."""
+
+    deployment: Name = Field(description="Names the slot, publication and connector in each source.")
+    automation: Automation = Automation()
+    stack: Stack = Stack()
+    sources: dict[Name, Source] = Field(min_length=1)
+    tables: dict[Name, Table] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _references_resolve(self) -> Self:
+        seen: dict[str, str] = {}
+        for name, table in self.tables.items():
+            if table.source_name not in self.sources:
+                raise ValueError(
+                    f"table `{name}` reads source `{table.source_name}`, which `sources` does not declare "
+                    f"(declared: {', '.join(sorted(self.sources))})"
+                )
+            if (other := seen.setdefault(table.source, name)) != name:
+                raise ValueError(f"tables `{other}` and `{name}` both read `{table.source}`: keep one")
+        return self
+
+    def tables_of(self, source: str) -> dict[str, Table]:
+        """Tables captured from `source`, by name."""
+        return {name: table for name, table in self.tables.items() if table.source_name == source}
