@@ -1,0 +1,53 @@
+"""What a change log is to those who read it, whatever stores it.
+
+A log is one table's sequence of records. A record's *offset* is its number in that sequence, from 0;
+a *position* is the offset of the next record to read, so position 5 means "complete through record 4".
+Each record is one line of JSON: Debezium's event as it came, or one of our two markers, which stand around
+an initial load: `{"op": "load_begin"}` and `{"op": "load_end"}`. Everything between them together is the
+whole table; a load that ends otherwise (capture died) is void.
+
+Belongs here: the protocol, `Batch`, the markers. Does not: files (`changelog/segments.py`).
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Protocol
+
+LOAD_BEGIN = "load_begin"
+LOAD_END = "load_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records, each a line that ends in a newline."""
+
+    start: int
+    end: int  # Position after the last record; equal to `start` when there was nothing to read.
+    lines: bytes
+
+
+class ChangeLog(Protocol):
+    """Reads one table's log. Delivery: each record at its offset, for as long as retention keeps it.
+
+    A re-delivery by the source is a new record with a new offset: who reads drops it by source position.
+    """
+
+    def end(self) -> int:
+        """Position after the newest record."""
+        ...
+
+    def read(self, start: int, *, bytes_max: int) -> Batch:
+        """Return records from `start`, about `bytes_max` at most and at least one if there is one.
+
+        Raises InvariantError when the log does not hold `start`.
+        """
+        ...
+
+    def make_durable(self) -> None:
+        """Return when all that `read` has returned would survive a power cut."""
+        ...
+
+
+def marker(op: str, ts_ms: int) -> bytes:
+    """One of the two markers as a record; `ts_ms` is when the load began or ended, UTC."""
+    return json.dumps({"op": op, "ts_ms": ts_ms}, separators=(",", ":")).encode()

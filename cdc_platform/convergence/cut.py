@@ -1,0 +1,55 @@
+"""What a stage has to hold, exactly, while the source goes on changing.
+
+The source is read once, in one transaction: its state, its WAL position and which transactions the state holds
+(`pg_current_snapshot`). A stage stands somewhere else: complete through a position of the change log. What lies
+between is in the log: each event there whose transaction the source's state does not hold moves that state, by
+its before and after image (REPLICA IDENTITY FULL). The result is compared with the stage. So a difference is a
+difference, however busy the source is.
+
+Worked case: the log ended at 10 before the cut, and the cut saw transactions below 700. The stage is complete
+through 13. Record 10 is of transaction 699 (the cut holds it: skip), 11 inserts a row in 701 (+1), 12 is record
+10 delivered again (skip). Expected = cut + the row of record 11.
+
+Belongs here: visibility and the move. Does not: reading the log (`changelog`) or waiting (`convergence/converge.py`).
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
+from cdc_platform.convergence.state import moved
+from cdc_platform.source.state import Cut, Measures, State
+
+
+class LoadUnderWayError(Exception):
+    """An initial load lies between the cut and the stage: the log does not say how it moved the state."""
+
+
+def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> State:
+    """The cut's state moved over `lines`, the records from the log's end before the cut to the stage's position.
+
+    Raises LoadUnderWayError when one of them belongs to an initial load.
+    """
+    state = cut.state
+    newest: tuple[int, int, int] = (-1, -1, -1)
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        op = event["op"]
+        if op in {LOAD_BEGIN, LOAD_END, "r"}:
+            raise LoadUnderWayError
+        position = _position(event)
+        if cut.holds(int(event["source"]["txId"])) or position <= newest:
+            continue
+        newest = position
+        if op == "t":
+            state = State(0, dict.fromkeys(measures.sums, 0), {})
+            continue
+        rows = [(-1, event["before"]), (1, event["after"])]
+        state = moved(measures, state, [(sign, row) for sign, row in rows if row is not None])
+    return state
+
+
+def _position(event: dict[str, Any]) -> tuple[int, int, int]:
+    commit, lsn = json.loads(event["source"]["sequence"])
+    return int(commit or 0), int(lsn), int((event.get("transaction") or {}).get("total_order") or 0)

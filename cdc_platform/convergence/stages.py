@@ -1,0 +1,130 @@
+"""The landing and the curated table as stages that `converge` can wait for and read.
+
+Belongs here: what "complete through the cut" means for each, and reading its state through Spark.
+Does not: the verdict (`convergence/converge.py`), the arithmetic (`convergence/cut.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine
+
+from cdc_platform.changelog.log import ChangeLog
+from cdc_platform.convergence.converge import Reading
+from cdc_platform.convergence.cut import expected_state
+from cdc_platform.errors import UnavailableError
+from cdc_platform.hops.merge import curated_table, landing_table, merged_through
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.lake.snapshot import TableHistory
+from cdc_platform.lake.spark import Spark, quoted
+from cdc_platform.landing.position import LandingPosition, landing_position
+from cdc_platform.source.state import Cut, Measures, State, captured_through, nudge, state_sql
+
+_READ_BYTES_MAX = 8 << 20
+_READS_MAX = 5
+
+
+@dataclass
+class LandingStage:
+    """The landing table: complete through the cut once the sink has applied all that the log then held."""
+
+    name: str  # The table's name in the registry.
+    engine: Engine
+    slot: str
+    log: ChangeLog
+    lake: Lake
+    spark: Spark
+    measures: Measures
+    _log_before: int = field(default=0, init=False)
+    _log_needed: int | None = field(default=None, init=False)
+    _nudged: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Note where the log ends before the cut."""
+        self._log_before = self.log.end()
+        self._log_needed = None
+        self._nudged = False
+
+    def reached(self, cut: Cut) -> str | None:
+        """None once the stage holds everything that the cut holds."""
+        if self._log_needed is None:
+            captured = captured_through(self.engine, self.slot)
+            if captured is None:
+                return f"replication slot {self.slot} does not exist: capture has not started"
+            if captured < cut.lsn:
+                if not self._nudged:
+                    nudge(self.engine)
+                    self._nudged = True
+                return f"capture is {cut.lsn - captured} bytes of WAL behind the cut"
+            self._log_needed = self.log.end()
+        _, _, position = self._at()
+        if position.log < self._log_needed:
+            return f"{self._table} is complete through log record {position.log}, the cut needs {self._log_needed}"
+        return None
+
+    def read(self, cut: Cut) -> Reading:
+        """Read the newest snapshot, and what the log says that it should hold."""
+        table, snapshot_id, position = self._at()
+        name = quoted(self.lake.name, *table.split("."))
+        groups = self.spark.rows(
+            state_sql(self.measures, table=f"{name} VERSION AS OF {snapshot_id}", quote="`", as_text="string")
+        )
+        lines = self._lines(self._log_before, position.log)
+        return Reading(
+            snapshot_id, State.of_groups(self.measures, groups), expected_state(self.measures, cut, lines)
+        )
+
+    @property
+    def _table(self) -> str:
+        return landing_table(self.name)
+
+    def _at(self) -> tuple[str, int, LandingPosition]:
+        """Table, snapshot to read, and the change-log position through which that snapshot is complete."""
+        history = self._history(self._table)
+        assert history.head_id is not None  # noqa: S101
+        return self._table, history.head_id, landing_position(history)
+
+    def _history(self, table: str) -> TableHistory:
+        history = self.lake.history(table)
+        if history is None or history.head is None:
+            raise UnavailableError("it has no snapshot yet", where=table, action="Wait for the initial load")
+        return history
+
+    def _lines(self, start: int, end: int) -> Iterator[bytes]:
+        while start < end:  # Bounded: each turn reads at least one record.
+            batch = self.log.read(start, bytes_max=_READ_BYTES_MAX)
+            yield from batch.lines.split(b"\n", end - start)[: min(batch.end, end) - start]
+            if batch.end == start:
+                raise UnavailableError("the change log ends early", where=self.name, action="Try again later")
+            start = batch.end
+
+
+@dataclass
+class CuratedStage(LandingStage):
+    """The curated table: complete through the position of the landing snapshot that it was made from."""
+
+    @property
+    def _table(self) -> str:
+        return curated_table(self.name)
+
+    def _at(self) -> tuple[str, int, LandingPosition]:
+        # A merge may commit between two reads; then its tag could speak of newer rows than `curated` shows.
+        # It moves the tag after its commit, so a head that is the same before and after belongs to the tag.
+        for _ in range(_READS_MAX):
+            before = self._history(self._table)
+            landing = self._history(landing_table(self.name))
+            curated = self._history(self._table)
+            if before.head_id == curated.head_id:
+                break
+        else:
+            raise UnavailableError("it changes faster than it is read", where=self._table, action="Try again")
+        upstream = merged_through(self.name, landing, curated)
+        if upstream is None:
+            raise UnavailableError(
+                "the landing snapshot it was made from is gone",
+                where=self._table,
+                action="Merge again: job `merge_curated`",
+            )
+        assert curated.head_id is not None  # noqa: S101
+        position = LandingPosition.of(upstream.summary, f"landing snapshot {upstream.snapshot_id}")
+        return self._table, curated.head_id, position

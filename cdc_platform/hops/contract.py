@@ -1,0 +1,117 @@
+"""The contract as SQL: which difference between upstream and curated counts, and the MERGE that carries it.
+
+Belongs here: statements built from names alone, testable as text. Does not: running them (`hops/merge.py`).
+Rules: comparison is NULL-safe (`<=>`), so NULL to a value is a change and NULL to NULL is none. A row that
+changed only outside the contract stays as it is, with its `_row_id` and sequence number. When the contract
+does change, the whole row is taken over.
+The file filter of a copy-on-write MERGE uses only the ON condition (measured, Iceberg 1.12), so the contract
+in `WHEN MATCHED AND` spares rows, not files.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc_platform.errors import ConfigError
+from cdc_platform.lake.snapshot import Column
+from cdc_platform.lake.spark import columns_sql, quoted, text
+
+_SPARK_TYPES = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "string": "STRING",
+    "binary": "BINARY",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP_NTZ",
+    "timestamptz": "TIMESTAMP",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The key, the compared columns and all columns of a hop, in the upstream's order."""
+
+    key: tuple[str, ...]
+    compared: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, table: str, columns: Sequence[str], *, key: Sequence[str], declared: Sequence[str]) -> "Contract":
+        """Resolve a declared contract (empty: every column that is not the key) against the upstream's columns."""
+        rest = [c for c in columns if c not in key]
+        if missing := [c for c in (*key, *declared) if c not in columns]:
+            raise ConfigError(
+                f"the contract names column `{missing[0]}`, which the upstream table does not have",
+                where=f"tables.yaml: tables.{table}",
+                action=f"Use some of: {', '.join(columns)}",
+            )
+        return cls(tuple(key), tuple(declared or rest), tuple(columns))
+
+    @property
+    def hash(self) -> str:
+        """Short name of this contract, for the snapshot summary: same text, same rows carried."""
+        return hashlib.sha256(repr((self.key, self.compared)).encode()).hexdigest()[:12]
+
+    @property
+    def matched(self) -> str:
+        """ON: the keys are equal."""
+        return " AND ".join(f"t.{quoted(k)} = s.{quoted(k)}" for k in self.key)
+
+    @property
+    def changed(self) -> str:
+        """WHEN MATCHED AND: the contract differs, NULL-safe. A table that is all key never changes."""
+        if not self.compared:
+            return "FALSE"
+        equal = " AND ".join(f"t.{quoted(c)} <=> s.{quoted(c)}" for c in self.compared)
+        return f"NOT ({equal})"
+
+
+def merge_sql(contract: Contract, *, source: str, target: str) -> str:
+    """The full MERGE: `target` becomes `source` in all that the contract covers, deletes included."""
+    updates = ", ".join(f"t.{quoted(c)} = s.{quoted(c)}" for c in contract.columns if c not in contract.key)
+    update = f"WHEN MATCHED AND {contract.changed} THEN UPDATE SET {updates}\n" if updates else ""
+    return (
+        f"MERGE INTO {target} t USING {source} s ON {contract.matched}\n{update}"
+        f"WHEN NOT MATCHED THEN INSERT ({columns_sql(contract.columns)}) "
+        f"VALUES ({columns_sql(contract.columns, 's')})\n"
+        "WHEN NOT MATCHED BY SOURCE THEN DELETE"
+    )
+
+
+def difference_sql(contract: Contract, *, source: str, target: str) -> str:
+    """One row: how many rows a MERGE would insert, update and delete, and keys that the source has twice."""
+    return (
+        "SELECT count_if(NOT in_target) AS inserts, count_if(NOT in_source) AS deletes,\n"
+        f"  count_if(in_source AND in_target AND differs) AS updates,\n"
+        f"  (SELECT count(*) FROM (SELECT 1 FROM {source} GROUP BY {columns_sql(contract.key)} "
+        "HAVING count(*) > 1)) AS doubled_keys\n"
+        f"FROM (SELECT s.`in` IS NOT NULL AS in_source, t.`in` IS NOT NULL AS in_target, "
+        f"{contract.changed} AS differs\n"
+        f"  FROM (SELECT *, TRUE AS `in` FROM {source}) s\n"
+        f"  FULL OUTER JOIN (SELECT *, TRUE AS `in` FROM {target}) t ON {contract.matched})"
+    )
+
+
+def create_sql(target: str, columns: Sequence[Column], *, key: Sequence[str]) -> str:
+    """DDL of a curated table: v3 for row lineage, copy-on-write so that a reader opens data files only."""
+    fields: list[str] = []
+    for c in columns:
+        spark = _SPARK_TYPES.get(c.type, c.type.upper() if c.type.startswith("decimal") else None)
+        if spark is None:
+            raise ConfigError(
+                f"column `{c.name}` has type {c.type}, which a curated table does not hold",
+                where=target,
+                action="Leave the column out at the source's publication or cast it there",
+            )
+        required = " NOT NULL" if c.name in key else ""
+        doc = f" COMMENT {text(c.doc)}" if c.doc else ""
+        fields.append(f"{quoted(c.name)} {spark}{required}{doc}")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {target} ({', '.join(fields)}) USING iceberg TBLPROPERTIES (\n"
+        "  'format-version'='3', 'write.merge.mode'='copy-on-write', 'write.update.mode'='copy-on-write',\n"
+        "  'write.delete.mode'='copy-on-write', 'write.metadata.delete-after-commit.enabled'='true',\n"
+        "  'write.metadata.previous-versions-max'='20')"
+    )

@@ -1,0 +1,115 @@
+"""How far a landing table has come, as its own snapshots say it. Nothing else is trusted.
+
+Belongs here: the `cdc.*` keys of landing, and reading them back from a table's history.
+Does not: committing them (`landing/commit.py`).
+The position is written twice by one commit: in the snapshot's summary, and in a table property, which outlives
+another engine's `expire_snapshots`. The newest snapshot in the ancestry that has one decides; the property
+serves when expiry has taken that snapshot.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from cdc_platform.errors import InvariantError
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+
+SINK_ID = "cdc.sink-id"
+LOG_POSITION = "cdc.log-position"
+LOAD_POSITION = "cdc.load-position"
+SOURCE_LSN = "cdc.source-lsn"
+SOURCE_TS_MS = "cdc.source-ts-ms"
+WINDOW = "cdc.window"
+EVENTS = "cdc.events."
+PROPERTY = "cdc.position."  # Followed by the sink's id.
+
+
+class SourcePosition(NamedTuple):
+    """Where an event stands in the source's order of commits; ordered as a tuple.
+
+    `commit_lsn` ends the transaction before the event's own, so it is one for all of a transaction's
+    events and grows from one to the next. `lsn` alone is no order: rows of one COPY share it, and
+    transactions interleave in the WAL. `ordinal` counts within the transaction, from 1.
+    """
+
+    commit_lsn: int
+    lsn: int
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.commit_lsn}/{self.lsn}/{self.ordinal}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote."""
+        return cls(*(int(part) for part in text.split("/")))
+
+
+@dataclass(frozen=True, slots=True)
+class LandingPosition:
+    """Through where a landing table is complete."""
+
+    log: int = 0  # Position in the change log: the next record to apply.
+    window: int = 0  # Commit windows so far.
+    source: SourcePosition | None = None  # Newest streamed event applied; None before the first.
+    source_ts_ms: int = 0  # Commit time of the newest event at the source, UTC.
+    load: int | None = None  # Position after the newest complete initial load; None before one.
+
+    def summary(self, sink_id: str) -> dict[str, str]:
+        """As snapshot-summary entries."""
+        entries = {
+            SINK_ID: sink_id,
+            LOG_POSITION: str(self.log),
+            WINDOW: str(self.window),
+            SOURCE_TS_MS: str(self.source_ts_ms),
+        }
+        if self.source is not None:
+            entries[SOURCE_LSN] = str(self.source)
+        if self.load is not None:
+            entries[LOAD_POSITION] = str(self.load)
+        return entries
+
+    @classmethod
+    def of(cls, summary: Mapping[str, str], where: str) -> Self:
+        """Read a summary that holds LOG_POSITION."""
+        try:
+            source, load = summary.get(SOURCE_LSN), summary.get(LOAD_POSITION)
+            return cls(
+                log=int(summary[LOG_POSITION]),
+                window=int(summary[WINDOW]),
+                source=SourcePosition.parse(source) if source else None,
+                source_ts_ms=int(summary.get(SOURCE_TS_MS, 0)),
+                load=int(load) if load else None,
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise InvariantError(
+                "the sink's position can't be read",
+                where=where,
+                action="Another program wrote `cdc.*` entries: find it, then rebuild the table",
+            ) from error
+
+    def after(self, **changes: object) -> "LandingPosition":
+        """The next window's position."""
+        return replace(self, window=self.window + 1, **changes)  # type: ignore[arg-type]
+
+
+def landed(snapshot: Snapshot) -> bool:
+    """Whether the sink wrote this snapshot."""
+    return LOG_POSITION in snapshot.summary
+
+
+def sink_id(table: str) -> str:
+    """The sink's id for a landing table; one sink writes one table."""
+    return f"cdc_platform:{table}"
+
+
+def landing_position(history: TableHistory) -> LandingPosition:
+    """The table's position, or the beginning when no sink has written to it."""
+    newest = history.newest(landed)
+    if newest is not None:
+        return LandingPosition.of(newest.summary, f"{history.table} at snapshot {newest.snapshot_id}")
+    kept = history.properties.get(PROPERTY + sink_id(history.table))
+    if kept is not None:
+        return LandingPosition.of(json.loads(kept), f"{history.table}, table property")
+    return LandingPosition()

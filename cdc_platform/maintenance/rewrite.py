@@ -1,0 +1,132 @@
+"""`rewrite_data_files` on a landing table: due after a number of commits, verified by a read before and after.
+
+Belongs here: the count trigger, the procedure's call, its measured effect. Does not: schedules and retries.
+Rules (Iceberg 1.12.0, measured): `delete-file-threshold` is the trigger for equality deletes
+(`delete-ratio-threshold` ignores them); the default `use-starting-sequence-number` keeps a writer of equality
+deletes valid; the procedure's own delete counts are wrong, so effects come from metadata;
+`remove-dangling-deletes` takes what the rewrite leaves behind.
+"""
+
+import time
+from dataclasses import dataclass
+
+from cdc_platform.errors import InvariantError, UnavailableError
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.lake.spark import FilesOpened, Spark, quoted, text
+from cdc_platform.landing.position import landed
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteDecision:
+    """Whether a rewrite is due; the reason states the measured value and the threshold."""
+
+    due: bool
+    commits: int
+    head_id: int | None  # The newest landing commit, which names the target of a run.
+    reason: str
+
+
+def rewrite_decision(landing: TableHistory | None, *, commits_max: int) -> RewriteDecision:
+    """Due when the sink has committed `commits_max` times since the last rewrite (or the beginning)."""
+    newest = landing.newest(landed) if landing else None
+    if landing is None or newest is None:
+        return RewriteDecision(False, 0, None, "landing has no snapshot yet")
+    commits, since = 0, "the beginning"
+    for snapshot in landing.ancestry():
+        if snapshot.operation == "replace":
+            since = f"rewrite {snapshot.snapshot_id}"
+            break
+        commits += landed(snapshot)
+    due = commits >= commits_max
+    return RewriteDecision(due, commits, newest.snapshot_id, f"{commits} of {commits_max} commits since {since}")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """A table's files by its head's summary, and what a full count had to open and how long it took."""
+
+    data_files: int
+    delete_files: int
+    equality_deletes: int
+    bytes: int
+    opened: FilesOpened
+    rows: int
+    read_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteEffect:
+    """What a rewrite bought. `snapshot_id` is None when there was nothing to rewrite."""
+
+    snapshot_id: int | None
+    before: TableFiles
+    after: TableFiles
+    took_s: float
+
+
+def table_files(spark: Spark, lake: Lake, table: str) -> TableFiles:
+    """Measure `table` as a reader meets it."""
+    head = _head(lake, table)
+    began = time.monotonic()
+    rows, opened = spark.rows_and_files(
+        f"SELECT count(*) AS n FROM {quoted(lake.name, *table.split('.'))} VERSION AS OF {head.snapshot_id}"
+    )
+    return TableFiles(
+        data_files=head.total("data-files"),
+        delete_files=head.total("delete-files"),
+        equality_deletes=head.total("equality-deletes"),
+        bytes=head.total("files-size"),
+        opened=opened,
+        rows=int(rows[0]["n"]),
+        read_s=time.monotonic() - began,
+    )
+
+
+def rewrite_data_files(spark: Spark, lake: Lake, table: str) -> RewriteEffect:
+    """Apply all deletes and merge small files. The sink goes on beside it; no live row changes.
+
+    Raises InvariantError when the rewritten snapshot holds another number of rows than the one it replaces.
+    """
+    before = table_files(spark, lake, table)
+    head_before = _head(lake, table)
+    began = time.monotonic()
+    spark.rows(
+        f"CALL {quoted(lake.name)}.system.rewrite_data_files(table => {text(table)}, options => map("
+        "'delete-file-threshold', '1', 'min-input-files', '2', 'remove-dangling-deletes', 'true'))"
+    )
+    took_s = time.monotonic() - began
+    history = lake.history(table)
+    rewritten = None
+    for snapshot in history.ancestry() if history else ():
+        if snapshot.snapshot_id == head_before.snapshot_id:
+            break
+        if snapshot.operation == "replace":
+            rewritten = rewritten or snapshot
+    if rewritten is not None:
+        _rows_unchanged(spark, lake, table, rewritten)
+    return RewriteEffect(
+        rewritten.snapshot_id if rewritten else None, before, table_files(spark, lake, table), took_s
+    )
+
+
+def _rows_unchanged(spark: Spark, lake: Lake, table: str, rewritten: Snapshot) -> None:
+    """Compare the rewritten snapshot with its parent, so that commits of the sink meanwhile do not matter."""
+    name = quoted(lake.name, *table.split("."))
+    [counts] = spark.rows(
+        f"SELECT (SELECT count(*) FROM {name} VERSION AS OF {rewritten.parent_id}) AS before, "
+        f"(SELECT count(*) FROM {name} VERSION AS OF {rewritten.snapshot_id}) AS after"
+    )
+    if counts["before"] != counts["after"]:
+        raise InvariantError(
+            f"rewrite_data_files changed the row count from {counts['before']} to {counts['after']}",
+            where=f"{table} at snapshot {rewritten.snapshot_id}",
+            action=f"Roll back to snapshot {rewritten.parent_id} and stop the rewrite sensor",
+        )
+
+
+def _head(lake: Lake, table: str) -> Snapshot:
+    history = lake.history(table)
+    if history is None or history.head is None:
+        raise UnavailableError("it has no snapshot yet", where=table, action="Wait for the initial load")
+    return history.head
