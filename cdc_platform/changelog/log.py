@@ -3,8 +3,9 @@
 A log is one table's sequence of records. A record's *offset* is its number in that sequence, from 0;
 a *position* is the offset of the next record to read, so position 5 means "complete through record 4".
 Each record is one line of JSON: Debezium's event as it came, or one of our two markers, which stand around
-an initial load: `{"op": "load_begin"}` and `{"op": "load_end"}`. Everything between them together is the
-whole table; a load that ends otherwise (capture died) is void.
+an initial load: `{"op": "load_begin", "columns": [...]}` and `{"op": "load_end"}`. Everything between them together is
+the whole table; a load that ends otherwise (capture died) is void. The columns (`lake.snapshot.Column`) make the log
+complete in itself: a table can be rebuilt from it without the source.
 
 Belongs here: the protocol, `Batch`, the markers. Does not: files (`changelog/segments.py`).
 """
@@ -36,6 +37,12 @@ class ChangeLog(Protocol):
         """Position after the newest record."""
         ...
 
+    def newest_load(self) -> int:
+        """Offset of the marker that begins the newest whole initial load; of the newest begun one when none is
+        whole; 0 when the log has none. A table that starts from there needs nothing earlier.
+        """
+        ...
+
     def read(self, start: int, *, bytes_max: int) -> Batch:
         """Return records from `start`, about `bytes_max` at most and at least one if there is one.
 
@@ -48,6 +55,6 @@ class ChangeLog(Protocol):
         ...
 
 
-def marker(op: str, ts_ms: int) -> bytes:
+def marker(op: str, ts_ms: int, **facts: object) -> bytes:
     """One of the two markers as a record; `ts_ms` is when the load began or ended, UTC."""
-    return json.dumps({"op": op, "ts_ms": ts_ms}, separators=(",", ":")).encode()
+    return json.dumps({"op": op, "ts_ms": ts_ms, **facts}, separators=(",", ":")).encode()

@@ -10,7 +10,7 @@ and is cut off when the writer opens, and Debezium delivers it again. A reader s
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,17 +34,18 @@ def _count_lines(segment: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_COUNT_BLOCK_BYTES), b""))
 
 
-def load_state(folder: Path) -> str | None:
-    """The newest load marker in the log, or None when no load ever began.
-
-    Reads one line of each segment, newest first: a marker always begins a segment.
-    """
+def _markers(folder: Path) -> Iterator[tuple[int, str]]:
+    """Offset and kind of each load marker, newest first. A marker always begins a segment: one line of each is read."""
     for segment in reversed(_segments(folder)):
         with segment.open("rb") as file:
             line = file.readline()
-        if line.startswith((b'{"op":"' + LOAD_BEGIN.encode(), b'{"op":"' + LOAD_END.encode())):
-            return str(json.loads(line)["op"])
-    return None
+        if line.startswith(b'{"op":"load_') and line.endswith(b"\n"):
+            yield _first_offset(segment), str(json.loads(line)["op"])
+
+
+def newest_marker(folder: Path) -> str | None:
+    """The newest load marker in the log: LOAD_END says that the table's load is whole, None that none ever began."""
+    return next((kind for _, kind in _markers(folder)), None)
 
 
 class SegmentWriter:
@@ -146,6 +147,17 @@ class SegmentLog:
         """Position after the newest whole record."""
         segments = _segments(self._folder)
         return _first_offset(segments[-1]) + _count_lines(segments[-1]) if segments else 0
+
+    def newest_load(self) -> int:
+        """Offset of the newest whole load's beginning; of the newest begun one, else 0."""
+        begun, ended = 0, False
+        for offset, kind in _markers(self._folder):
+            if kind == LOAD_BEGIN:
+                if ended:
+                    return offset
+                begun = begun or offset
+            ended = kind == LOAD_END
+        return begun
 
     def read(self, start: int, *, bytes_max: int) -> Batch:
         """Return records from `start` within one segment."""

@@ -13,11 +13,11 @@ from cdc_platform.changelog.log import ChangeLog
 from cdc_platform.convergence.converge import Reading
 from cdc_platform.convergence.cut import expected_state
 from cdc_platform.errors import UnavailableError
-from cdc_platform.hops.merge import curated_table, landing_table, merged_through
+from cdc_platform.hops.merge import curated_table, merged_through
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.lake.spark import Spark, quoted
-from cdc_platform.landing.position import LandingPosition, landing_position
+from cdc_platform.landing.position import LandingPosition, landing_position, landing_table
 from cdc_platform.source.state import Cut, Measures, State, captured_through, nudge, state_sql
 
 _READ_BYTES_MAX = 8 << 20

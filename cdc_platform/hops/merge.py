@@ -16,7 +16,7 @@ from cdc_platform.hops.contract import Contract, create_sql, difference_sql, mer
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark, columns_sql, quoted
-from cdc_platform.landing.position import LOAD_POSITION, landed
+from cdc_platform.landing.position import LOAD_POSITION, landed, landing_table
 from cdc_platform.registry.model import Table
 
 UPSTREAM_SNAPSHOT = "cdc.upstream-snapshot"
@@ -24,11 +24,6 @@ UPSTREAM_TABLE = "cdc.upstream-table"
 CONTRACT = "cdc.contract"
 RUN_ID = "cdc.run-id"
 _STAMP = "spark.sql.iceberg.snapshot-property."
-
-
-def landing_table(name: str) -> str:
-    """Identifier of a table's landing stage in the catalog."""
-    return f"landing.{name}"
 
 
 def curated_table(name: str) -> str:

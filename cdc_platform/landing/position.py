@@ -94,6 +94,11 @@ class LandingPosition:
         return replace(self, window=self.window + 1, **changes)  # type: ignore[arg-type]
 
 
+def landing_table(name: str) -> str:
+    """Identifier of a table's landing stage in the catalog."""
+    return f"landing.{name}"
+
+
 def landed(snapshot: Snapshot) -> bool:
     """Whether the sink wrote this snapshot."""
     return LOG_POSITION in snapshot.summary

@@ -1,0 +1,127 @@
+"""One batch of Debezium's records to the change logs of its tables.
+
+Belongs here: which log a record goes to, and the load markers. Does not: Debezium's engine (`capture/engine.py`),
+files (`changelog/segments.py`).
+Rules: a batch is acknowledged when `write` returns, so `write` syncs every log that it touched. Debezium rewrites
+odd characters of a table's name in the topic's, so a topic that two tables could have is routed by the record's
+`source.schema` and `source.table`. Notifications that a load begins come before its rows, and that it is complete
+after them. After a start Debezium says SKIPPED when it has loaded before: a table whose log has no whole load is
+then asked for (a table new in tables.yaml, or a load that a kill broke off).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from cdc_platform.capture.settings import NOTIFICATIONS
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
+from cdc_platform.lake.snapshot import Column
+from cdc_platform.registry.model import Table
+
+_UNFIT = re.compile(r"[^a-zA-Z0-9._\-]")
+_LOAD = "Initial Snapshot"
+
+
+class LogWriter(Protocol):
+    """The part of a change log's writer that capture needs."""
+
+    def append(self, records: list[bytes]) -> None:
+        """Write records, each without its newline."""
+        ...
+
+    def append_marker(self, record: bytes) -> None:
+        """Write a load marker."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything is durable."""
+        ...
+
+
+@dataclass
+class Router:
+    """Writes batches to the logs. `request_load` asks Debezium for a load of the named source tables."""
+
+    prefix: str
+    tables: Mapping[str, Table]
+    columns: Mapping[str, tuple[Column, ...]]
+    writers: Mapping[str, LogWriter]
+    unloaded: set[str]  # Tables whose log has no whole load.
+    request_load: Callable[[list[str]], None]
+    events: int = 0  # Changes written since the start.
+    _topics: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
+    _loading: set[str] = field(default_factory=set[str], init=False)
+
+    def __post_init__(self) -> None:
+        for name, table in self.tables.items():
+            topic = _UNFIT.sub("_", f"{self.prefix}.{table.source_schema}.{table.source_table}")
+            self._topics.setdefault(topic, []).append(name)
+
+    def write(self, records: Iterable[tuple[str, str | None]]) -> None:
+        """Write (topic, value) records in their order, durably."""
+        pending: dict[str, list[bytes]] = {}
+        touched: set[str] = set()
+        for topic, value in records:
+            if value is None:
+                continue
+            if topic == NOTIFICATIONS:
+                self._append(pending, touched)
+                self._notified(json.loads(value), touched)
+            elif (name := self._table_of(topic, value)) is not None:
+                pending.setdefault(name, []).append(value.encode())
+        self._append(pending, touched)
+        for name in touched:
+            self.writers[name].sync()
+
+    def _append(self, pending: dict[str, list[bytes]], touched: set[str]) -> None:
+        for name, lines in pending.items():
+            self.writers[name].append(lines)
+            self.events += len(lines)
+            touched.add(name)
+        pending.clear()
+
+    def _table_of(self, topic: str, value: str) -> str | None:
+        """The table a record belongs to; None for heartbeats, transactions and messages."""
+        names = self._topics.get(topic, [])
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            return None
+        source = json.loads(value)["source"]
+        return self._named(f"{source['schema']}.{source['table']}")
+
+    def _named(self, source_table: str) -> str | None:
+        for name, table in self.tables.items():
+            if f"{table.source_schema}.{table.source_table}" == source_table:
+                return name
+        return None
+
+    def _notified(self, notification: dict[str, object], touched: set[str]) -> None:
+        if notification["aggregate_type"] != _LOAD:
+            return
+        kind, ts_ms = notification["type"], int(str(notification["timestamp"]))
+        data = notification.get("additional_data") or {}
+        assert isinstance(data, dict)  # noqa: S101
+        if kind == "IN_PROGRESS":
+            name = self._named(str(data.get("current_collection_in_progress")))
+            if name is not None:
+                columns = [asdict(c) for c in self.columns[name]]
+                self.writers[name].append_marker(marker(LOAD_BEGIN, ts_ms, columns=columns))
+                self._loading.add(name)
+                touched.add(name)
+        elif kind == "COMPLETED":
+            for name in sorted(self._loading):
+                self.writers[name].append_marker(marker(LOAD_END, ts_ms))
+                touched.add(name)
+            self.unloaded -= self._loading
+            self._loading.clear()
+            self._request_missing()
+        elif kind == "SKIPPED":
+            self._request_missing()
+
+    def _request_missing(self) -> None:
+        if self.unloaded:
+            named = [self.tables[n] for n in sorted(self.unloaded)]
+            self.request_load([f"{t.source_schema}.{t.source_table}" for t in named])

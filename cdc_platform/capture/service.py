@@ -1,0 +1,112 @@
+"""The capture service of one source: looks the source over, then keeps Debezium writing the change log.
+
+Belongs here: the order of start, and asking for a new initial load. Does not: the engine, the routing.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cdc_platform.capture.batch import Router
+from cdc_platform.capture.engine import run_engine
+from cdc_platform.capture.settings import connector_properties
+from cdc_platform.changelog.log import LOAD_END
+from cdc_platform.changelog.segments import SegmentWriter, newest_marker
+from cdc_platform.deployment import Deployment
+from cdc_platform.source.doctor import Inspection, drop_slot, ensure_publication, inspect
+from cdc_platform.source.postgres import source_engine
+
+_REPORT_EVERY_S = 1.0
+
+
+class Report(Protocol):
+    """What a service tells those who watch it."""
+
+    stopping: Any  # A threading.Event, set when the service should end.
+
+    def ready(self, **facts: object) -> None:
+        """The service does its work."""
+        ...
+
+    def progress(self, **facts: object) -> None:
+        """Replace the facts shown beside it."""
+        ...
+
+
+def look_over(deployment: Deployment, source: str) -> Inspection:
+    """What the doctor finds at `source`."""
+    return inspect(
+        source_engine(deployment.source_url(source)),
+        deployment.registry.tables_of(source),
+        slot=deployment.part_name(source),
+        has_offsets=deployment.offsets_file(source).exists(),
+    )
+
+
+def run(deployment: Deployment, source: str, report: Report) -> None:
+    """Capture until `report.stopping` is set. Raises the first lack that the doctor finds."""
+    tables = deployment.registry.tables_of(source)
+    found = look_over(deployment, source)
+    if found.findings:
+        raise found.findings[0].as_error()
+    url, name = deployment.source_url(source), deployment.part_name(source)
+    ensure_publication(source_engine(url), name, tables)
+
+    folders = {table: deployment.changelog_dir(table) for table in tables}
+    writers = {table: SegmentWriter(folder) for table, folder in folders.items()}
+    offsets = deployment.offsets_file(source)
+    offsets.parent.mkdir(parents=True, exist_ok=True)
+    signals = offsets.with_suffix(".signals")
+    signals.write_text("")
+    router = Router(
+        prefix=name,
+        tables=tables,
+        columns=found.columns,
+        writers=writers,
+        unloaded={table for table, folder in folders.items() if newest_marker(folder) != LOAD_END},
+        request_load=lambda collections: _request_load(signals, collections),
+    )
+    reported_at = 0.0
+
+    def handle(records: Iterable[tuple[str, str | None]]) -> None:
+        nonlocal reported_at
+        router.write(records)
+        if time.monotonic() - reported_at >= _REPORT_EVERY_S:
+            if not reported_at:
+                report.ready()
+            reported_at = time.monotonic()
+            report.progress(events=router.events, log_end={t: w.end for t, w in writers.items()})
+
+    try:
+        run_engine(
+            connector_properties(name=name, url=url, tables=tables.values(), offsets=offsets, signals=signals),
+            handle,
+            memory_mb=deployment.registry.stack.capture_memory_mb,
+            stopping=report.stopping,
+        )
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+def recapture(deployment: Deployment, source: str) -> None:
+    """Forget how far capture came, so that it begins with a new initial load, which replaces the landing tables.
+
+    The change log is kept: what it holds stays readable. Raises ConfigError while capture reads the slot.
+    """
+    drop_slot(source_engine(deployment.source_url(source)), deployment.part_name(source))
+    deployment.offsets_file(source).unlink(missing_ok=True)
+
+
+def _request_load(signals: Path, collections: list[str]) -> None:
+    """Ask Debezium, through its signal file, to pause streaming and load these tables."""
+    signal = {
+        "id": str(uuid.uuid4()),
+        "type": "execute-snapshot",
+        "data": {"type": "BLOCKING", "data-collections": collections},
+    }
+    with signals.open("a") as file:
+        file.write(json.dumps(signal) + "\n")

@@ -1,0 +1,91 @@
+"""The sink service: every table of the deployment, one after another, each failing alone.
+
+Belongs here: the loop, back-off of a failed table, what is reported. Does not: a table's work (`landing/sink.py`).
+A table whose sink failed is opened again from its own position, after a wait that doubles up to a bound: the cure
+may come from outside (a remedy at the source, a catalog that answers again), and the others go on meanwhile.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cdc_platform.changelog.segments import SegmentLog
+from cdc_platform.deployment import CATALOG, Deployment
+from cdc_platform.errors import CdcError
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.landing.position import landing_table
+from cdc_platform.landing.sink import TableSink
+
+_IDLE_S = 0.02
+_RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 30.0
+
+
+class Report(Protocol):
+    """What a service tells those who watch it."""
+
+    stopping: Any  # A threading.Event, set when the service should end.
+
+    def ready(self, **facts: object) -> None:
+        """The service does its work."""
+        ...
+
+    def progress(self, **facts: object) -> None:
+        """Replace the facts shown beside it."""
+        ...
+
+
+@dataclass
+class _Served:
+    sink: TableSink | None = None
+    error: CdcError | None = None
+    retry_at: float = 0.0
+    wait_s: float = _RETRY_FIRST_S
+
+
+def run(deployment: Deployment, report: Report) -> None:
+    """Serve until `report.stopping` is set."""
+    lake = Lake(CATALOG, deployment.catalog_properties)
+    served = {name: _Served() for name in deployment.registry.tables}
+    reported: object = None
+    report.ready()
+    while not report.stopping.is_set():
+        busy = False
+        for name, one in served.items():
+            if one.sink is None and time.monotonic() < one.retry_at:
+                continue
+            try:
+                if one.sink is None:
+                    one.sink = _open(deployment, lake, name)
+                busy = one.sink.step() or busy
+                if one.error is not None and one.sink.position.window:
+                    one.error, one.wait_s = None, _RETRY_FIRST_S
+            except CdcError as error:
+                one.sink, one.error = None, error
+                one.retry_at = time.monotonic() + one.wait_s
+                one.wait_s = min(2 * one.wait_s, _RETRY_MAX_S)
+        facts = {name: _facts(one) for name, one in served.items()}
+        if facts != reported:
+            report.progress(tables=facts)
+            reported = facts
+        if not busy:
+            report.stopping.wait(_IDLE_S)
+    for one in served.values():
+        if one.sink is not None:
+            one.sink.commit()
+
+
+def _open(deployment: Deployment, lake: Lake, name: str) -> TableSink:
+    table = deployment.registry.tables[name]
+    return TableSink(
+        lake,
+        landing_table(name),
+        key=table.key,
+        log=SegmentLog(deployment.changelog_dir(name)),
+        window_s=table.landing.window.total_seconds(),
+    )
+
+
+def _facts(one: _Served) -> dict[str, object]:
+    if one.error is not None:
+        return {"where": one.error.where, "error": one.error.what, "action": one.error.action}
+    return {"window": one.sink.position.window, "log_position": one.sink.position.log} if one.sink else {}

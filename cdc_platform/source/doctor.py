@@ -1,0 +1,277 @@
+"""What capture needs of a PostgreSQL source, looked up before Debezium starts: each lack with its cure.
+
+Belongs here: the look-ups, the publication that we own, the slot's health. Does not: capturing (`capture`).
+Rules: pgoutput needs `wal_level=logical`; REPLICA IDENTITY FULL gives updates and deletes their whole row before,
+which convergence and a changed key need; a slot that is lost or gone after a capture means that changes may have
+passed unseen, so only a new initial load makes the table whole again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from cdc_platform.errors import ConfigError
+from cdc_platform.lake.snapshot import Column
+from cdc_platform.registry.model import Table
+from cdc_platform.source.postgres import address, connected
+from cdc_platform.source.types import iceberg_type
+
+_COLUMNS = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
+       t.typtype = 'e' AS is_enum, coalesce(col_description(c.oid, a.attnum), '') AS doc,
+       a.attgenerated <> '' AS generated
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+     JOIN pg_type t ON t.oid = a.atttypid
+WHERE n.nspname = :schema AND c.relname = :table AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+_TABLE = """
+SELECT c.relkind AS kind, c.relreplident AS replica_identity
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relname = :table AND c.relkind IN ('r', 'p')
+"""
+_UNIQUE = """
+SELECT array_agg(a.attname ORDER BY a.attname)::text[] AS columns
+FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
+WHERE n.nspname = :schema AND c.relname = :table AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that capture needs and the source does not give."""
+
+    where: str
+    what: str
+    action: str
+
+    def as_error(self) -> ConfigError:
+        """As the error that stops capture."""
+        return ConfigError(self.what, where=self.where, action=self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found: the columns of each table, and all that is lacking."""
+
+    columns: Mapping[str, tuple[Column, ...]]
+    findings: tuple[Finding, ...]
+
+
+def inspect(engine: Engine, tables: Mapping[str, Table], *, slot: str, has_offsets: bool) -> Inspection:
+    """Look up everything. `has_offsets`: a capture has run before, so its slot has to be there.
+
+    Raises UnavailableError when the source does not answer.
+    """
+    columns: dict[str, tuple[Column, ...]] = {}
+    findings: list[Finding] = []
+    with connected(engine) as connection:
+        findings += _server(connection, engine, slot)
+        for name, table in tables.items():
+            found, lacking = _table(connection, name, table)
+            columns[name] = found
+            findings += lacking
+        findings += _slot(connection, engine, slot, has_offsets, next(iter(tables.values())).source_name)
+    return Inspection(columns, tuple(findings))
+
+
+def _server(connection: Connection, engine: Engine, slot: str) -> list[Finding]:
+    where, findings = address(engine), list[Finding]()
+    level = connection.execute(text("SHOW wal_level")).scalar_one()
+    if level != "logical":
+        findings.append(
+            Finding(
+                where,
+                f"wal_level is {level}, logical decoding needs `logical`",
+                "Run `ALTER SYSTEM SET wal_level = 'logical'` and restart PostgreSQL",
+            )
+        )
+    may = connection.execute(
+        text("SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user")
+    ).scalar_one()
+    if not may:
+        findings.append(
+            Finding(where, "the user may not replicate", "Run `ALTER ROLE <user> WITH REPLICATION` as an admin")
+        )
+    free = connection.execute(
+        text(
+            "SELECT current_setting('max_replication_slots')::int - count(*) FILTER (WHERE slot_name <> :s) "
+            "FROM pg_replication_slots"
+        ),
+        {"s": slot},
+    ).scalar_one()
+    if free < 1:
+        findings.append(
+            Finding(where, "every replication slot is taken", "Drop an unused one or raise max_replication_slots")
+        )
+    return findings
+
+
+def _table(connection: Connection, name: str, table: Table) -> tuple[tuple[Column, ...], list[Finding]]:
+    where = f"{table.source} (tables.yaml: tables.{name})"
+    names = {"schema": table.source_schema, "table": table.source_table}
+    quoted = _quoted(connection, table)
+    found = connection.execute(text(_TABLE), names).mappings().one_or_none()
+    if found is None:
+        lack = Finding(where, "there is no such table", "Correct `source`, or create the table")
+        return (), [lack]
+    findings: list[Finding] = []
+    rows = [dict(row) for row in connection.execute(text(_COLUMNS), names).mappings()]
+    columns: list[Column] = []
+    for row in rows:
+        if row["generated"]:  # Logical decoding leaves generated columns out.
+            continue
+        kind = iceberg_type(row["type"], is_enum=row["is_enum"])
+        if kind is None:
+            findings.append(
+                Finding(
+                    where,
+                    f"column `{row['name']}` has type {row['type']}, which has no home in Iceberg yet",
+                    f"Change it, for example `ALTER TABLE {quoted} ALTER {row['name']} TYPE text`, or leave the "
+                    "table out",
+                )
+            )
+        columns.append(Column(row["name"], kind or "string", row["required"], row["doc"]))
+    findings += _key(connection, where, quoted, table, rows)
+    findings += _declared(where, table, {c.name: c for c in columns})
+    if found["replica_identity"] != "f":
+        findings.append(
+            Finding(
+                where,
+                "REPLICA IDENTITY is not FULL, so updates and deletes come without their row before",
+                f"Run `ALTER TABLE {quoted} REPLICA IDENTITY FULL`",
+            )
+        )
+    return tuple(columns), findings
+
+
+def _key(
+    connection: Connection, where: str, quoted: str, table: Table, rows: list[dict[str, Any]]
+) -> list[Finding]:
+    names = [row["name"] for row in rows]
+    if unknown := [k for k in table.key if k not in names]:
+        return [
+            Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")
+        ]
+    unique = connection.execute(
+        text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}
+    ).scalars()
+    if sorted(table.key) not in [sorted(columns) for columns in unique]:
+        listed = ", ".join(table.key)
+        return [
+            Finding(
+                where,
+                f"no primary key or unique index is on exactly ({listed})",
+                f"Declare the table's own key, or run `ALTER TABLE {quoted} ADD PRIMARY KEY ({listed})`",
+            )
+        ]
+    return [
+        Finding(
+            where, f"key column `{row['name']}` may be NULL", f"Run `ALTER TABLE {quoted} ALTER {row['name']} SET NOT NULL`"
+        )
+        for row in rows
+        if row["name"] in table.key and not row["required"]
+    ]
+
+
+def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[Finding]:
+    findings: list[Finding] = []
+    distribution = [table.convergence.distribution] if table.convergence.distribution else []
+    for entry, names in (
+        ("convergence.sums", table.convergence.sums),
+        ("convergence.distribution", distribution),
+        ("curated.contract", table.curated.contract),
+    ):
+        findings += [
+            Finding(where, f"`{entry}` names column `{n}`, which does not exist", f"Use some of: {', '.join(columns)}")
+            for n in names
+            if n not in columns
+        ]
+    for n in table.convergence.sums:
+        if n in columns and columns[n].type not in {"int", "long"}:
+            findings.append(
+                Finding(where, f"`convergence.sums` names `{n}`, a {columns[n].type}", "Sum integer columns only")
+            )
+    for n in distribution:
+        if n in columns and columns[n].type not in {"string", "int", "long", "boolean", "date"}:
+            findings.append(
+                Finding(
+                    where,
+                    f"`convergence.distribution` names `{n}`, a {columns[n].type}",
+                    "Count a text, integer, boolean or date column",
+                )
+            )
+    return findings
+
+
+def _slot(
+    connection: Connection, engine: Engine, slot: str, has_offsets: bool, source: str
+) -> list[Finding]:
+    status = connection.execute(
+        text("SELECT wal_status, active_pid FROM pg_replication_slots WHERE slot_name = :s"), {"s": slot}
+    ).one_or_none()
+    where = f"{address(engine)}, replication slot {slot}"
+    cure = f"Run `cdc-platform recapture {source}`: it takes a new initial load, which replaces the landing tables"
+    if status is None:
+        lost = "the slot is gone though capture has used it: changes may have passed unseen"
+        return [Finding(where, lost, cure)] if has_offsets else []
+    if status.wal_status == "lost":
+        return [Finding(where, "the slot is lost: the server removed WAL that it still needed", cure)]
+    return []
+
+
+def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -> None:
+    """Make the publication that we own hold exactly these tables. Raises ConfigError with the SQL to run as admin."""
+    with connected(engine) as connection:
+        listed = ", ".join(sorted(_quoted(connection, t) for t in tables.values()))
+        publication = engine.dialect.identifier_preparer.quote(name)
+        exists = connection.execute(
+            text("SELECT 1 FROM pg_publication WHERE pubname = :p"), {"p": name}
+        ).scalar_one_or_none()
+        published = connection.execute(
+            text("SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = :p"), {"p": name}
+        ).all()
+        if {(t.source_schema, t.source_table) for t in tables.values()} == {(s, t) for s, t in published}:
+            return
+        sql = (
+            f"ALTER PUBLICATION {publication} SET TABLE {listed}"
+            if exists
+            else f"CREATE PUBLICATION {publication} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+        )
+        try:
+            connection.execute(text(sql))
+            connection.commit()
+        except DBAPIError as error:
+            raise ConfigError(
+                f"the publication can't be set up ({type(error.orig).__name__})",
+                where=f"{address(engine)}, publication {name}",
+                action=f"Run as the tables' owner: `{sql}`",
+            ) from error
+
+
+def drop_slot(engine: Engine, slot: str) -> bool:
+    """Drop the slot if it exists; return whether it did. Raises ConfigError while something reads it."""
+    with connected(engine, isolation="AUTOCOMMIT") as connection:
+        active = connection.execute(
+            text("SELECT active FROM pg_replication_slots WHERE slot_name = :s"), {"s": slot}
+        ).scalar_one_or_none()
+        if active is None:
+            return False
+        if active:
+            raise ConfigError(
+                "the slot is in use",
+                where=f"{address(engine)}, replication slot {slot}",
+                action="Stop the capture that reads it, then run this again",
+            )
+        connection.execute(text("SELECT pg_drop_replication_slot(:s)"), {"s": slot})
+        return True
+
+
+def _quoted(connection: Connection, table: Table) -> str:
+    quote = connection.dialect.identifier_preparer.quote
+    return f"{quote(table.source_schema)}.{quote(table.source_table)}"

@@ -1,0 +1,54 @@
+"""PostgreSQL column types as Iceberg types, and what has no home yet.
+
+Belongs here: the map. Does not: how Debezium spells a value (`landing/events.py`).
+Rule: a value is never changed to fit. numeric keeps precision and scale where Iceberg's decimal can hold them;
+without them it is text, as Debezium sends it. A type that is not in the map is refused at start, by name.
+"""
+
+import re
+
+_EXACT = {
+    "boolean": "boolean",
+    "smallint": "int",
+    "integer": "int",
+    "bigint": "long",
+    "real": "float",
+    "double precision": "double",
+    "bytea": "binary",
+    "date": "date",
+}
+_AS_TEXT = {
+    "text",
+    "character varying",
+    "character",
+    "name",
+    "citext",
+    "uuid",
+    "json",
+    "jsonb",
+    "xml",
+    "inet",
+    "cidr",
+    "macaddr",
+    "macaddr8",
+    "interval",
+}
+_PARAMETERS = re.compile(r"^([a-z ]+?)\s*\((\d+)(?:,\s*(-?\d+))?\)(.*)$")
+_DECIMAL_DIGITS_MAX = 38
+
+
+def iceberg_type(postgres: str, *, is_enum: bool = False) -> str | None:
+    """The Iceberg type for a type as `format_type` writes it, or None when it has no home."""
+    match = _PARAMETERS.match(postgres)
+    base = (match[1] + match[4]).strip() if match else postgres
+    if base == "numeric":
+        if match is None:
+            return "string"
+        digits, scale = int(match[2]), int(match[3] or 0)
+        fits = digits <= _DECIMAL_DIGITS_MAX and 0 <= scale <= digits
+        return f"decimal({digits}, {scale})" if fits else "string"
+    if base in {"timestamp with time zone", "timestamp without time zone"}:
+        return "timestamptz" if base.endswith("with time zone") and "without" not in base else "timestamp"
+    if base in _AS_TEXT or is_enum:
+        return "string"
+    return _EXACT.get(base)
