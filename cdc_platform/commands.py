@@ -1,0 +1,143 @@
+"""`cdc-platform doctor`, `recapture`, `check`, `merge` and `maintain`: a table's operations at a terminal.
+
+Belongs here: words, JSON keys, exit codes. Does not: the operations (`operations.py`, `capture/service.py`).
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cdc_platform.deployment import Deployment
+from cdc_platform.operations import Operations, Stage
+
+_DIVERGED, _UNAVAILABLE = 3, 4
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with the keys named here on stdout.")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a list of {source, where, what, action}.")
+@click.pass_obj
+def doctor(project: Path | None, as_json: bool) -> None:
+    """Look the sources over: everything that capture needs and does not find, with its cure.
+
+    Exit codes: 0 nothing is lacking, 2 something is, 4 a source does not answer.
+    """
+    from cdc_platform.capture.service import look_over
+
+    deployment = Deployment.load(project)
+    lacking = [
+        {"source": source, **asdict(finding)}
+        for source in deployment.registry.sources
+        if deployment.registry.tables_of(source)
+        for finding in look_over(deployment, source).findings
+    ]
+    if as_json:
+        click.echo(json.dumps(lacking))
+    elif not lacking:
+        click.echo("Nothing is lacking.")
+    for finding in [] if as_json else lacking:
+        click.echo(f"{finding['where']}: {finding['what']}. {finding['action']}.")
+    sys.exit(2 if lacking else 0)
+
+
+@click.command()
+@click.argument("source")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def recapture(project: Path | None, source: str, yes: bool) -> None:
+    """Drop SOURCE's slot and offsets, so that capture begins with a new initial load.
+
+    The load replaces each landing table in one snapshot; curated takes only what differs. The change log is
+    kept. Capture must not be running; the stack starts it again by itself.
+    """
+    from cdc_platform.capture.service import recapture as forget
+
+    deployment = Deployment.load(project)
+    if source not in deployment.registry.sources:
+        raise click.UsageError(f"no source `{source}`; declared: {', '.join(deployment.registry.sources)}")
+    if not yes:
+        click.confirm(f"Take a new initial load of every table of `{source}`?", abort=True)
+    forget(deployment, source)
+    click.echo("Done. Capture begins with an initial load when it starts next.")
+
+
+@click.command()
+@click.argument("table")
+@_as_json
+@click.pass_obj
+def check(project: Path | None, table: str, as_json: bool) -> None:
+    """Compare TABLE's landing and curated stages with the source, at an exact cut.
+
+    JSON: {stage: {outcome, reason, took_s, snapshot_id, differences: [{measure, expected, found}]}}.
+    Exit codes: 0 converged, 3 diverged, 4 unknown.
+    """
+    operations = Operations(Deployment.load(project))
+    results: dict[str, dict[str, Any]] = {}
+    stages: tuple[Stage, ...] = ("landing", "curated")
+    for stage in stages:
+        verdict = operations.converge(table, stage)
+        results[stage] = {
+            "outcome": verdict.outcome,
+            "reason": verdict.reason,
+            "took_s": round(verdict.took_s, 3),
+            "snapshot_id": str(verdict.reading.snapshot_id) if verdict.reading else None,
+            "differences": [asdict(d) for d in verdict.differences],
+        }
+        if not as_json:
+            click.echo(f"{stage}.{table}: {verdict.outcome} after {verdict.took_s:.1f} s: {verdict.reason}")
+            for d in verdict.differences[:20]:
+                click.echo(f"  {d.measure}: source {d.expected}, {stage} {d.found}")
+    if as_json:
+        click.echo(json.dumps(results))
+    outcomes = {r["outcome"] for r in results.values()}
+    sys.exit(_DIVERGED if "diverged" in outcomes else _UNAVAILABLE if "unknown" in outcomes else 0)
+
+
+@click.command()
+@click.argument("table")
+@_as_json
+@click.pass_obj
+def merge(project: Path | None, table: str, as_json: bool) -> None:
+    """Merge TABLE's landing into curated.
+
+    JSON: {upstream_id, snapshot_id (null: nothing differed), inserts, updates, deletes, watermark, took_s}.
+    """
+    result = Operations(Deployment.load(project)).merge(table)
+    if as_json:
+        ids = {"upstream_id": str(result.upstream_id)}
+        ids["snapshot_id"] = str(result.snapshot_id) if result.snapshot_id is not None else None
+        click.echo(json.dumps(asdict(result) | ids))
+    elif result.snapshot_id is None:
+        click.echo(f"Nothing differed; nothing was committed ({result.took_s:.1f} s).")
+    else:
+        click.echo(
+            f"{result.inserts:,} inserted, {result.updates:,} updated, {result.deletes:,} deleted "
+            f"in snapshot {result.snapshot_id} ({result.took_s:.1f} s)."
+        )
+
+
+@click.command()
+@click.argument("table")
+@click.argument("operation", type=click.Choice(["rewrite_data_files"]))
+@_as_json
+@click.pass_obj
+def maintain(project: Path | None, table: str, operation: str, as_json: bool) -> None:  # noqa: ARG001
+    """Run OPERATION on TABLE's landing and show what it bought.
+
+    JSON: {snapshot_id (null: nothing to do), took_s, before: {...}, after: {...}}.
+    """
+    effect = Operations(Deployment.load(project)).rewrite_data_files(table)
+    if as_json:
+        snapshot_id = str(effect.snapshot_id) if effect.snapshot_id is not None else None
+        click.echo(json.dumps(asdict(effect) | {"snapshot_id": snapshot_id}))
+        return
+    for name, files in (("before", effect.before), ("after", effect.after)):
+        click.echo(
+            f"{name:>6}: {files.data_files} data files, {files.delete_files} delete files, "
+            f"{files.equality_deletes:,} equality deletes; count(*) opened {files.opened.total} files "
+            f"in {files.read_s:.2f} s"
+        )

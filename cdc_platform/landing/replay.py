@@ -1,0 +1,19 @@
+"""Builds a landing table anew from its change log, beside the one that is served.
+
+Belongs here: the replay. Does not: proving that both are equal (`convergence/rows.py`), or putting one in the
+other's place.
+"""
+
+from cdc_platform.changelog.log import ChangeLog
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.landing.position import LandingPosition
+from cdc_platform.landing.sink import TableSink
+
+
+def replay(lake: Lake, log: ChangeLog, *, key: tuple[str, ...], into: str) -> LandingPosition:
+    """Apply the log up to its present end to the table `into`, which is dropped first; return how far it came."""
+    if lake.load(into) is not None:
+        lake.catalog.drop_table(into)
+    sink = TableSink(lake, into, key=key, log=log, window_s=float("inf"))
+    sink.catch_up()
+    return sink.position

@@ -1,0 +1,130 @@
+"""What can be done to a deployment's tables, by name: the same for the command line, the demo and Dagster.
+
+Belongs here: putting together a table's declaration, its addresses and a stage's work. Does not: the work.
+Heavy libraries are imported inside the methods, for Dagster's code location loads this module.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from cdc_platform.deployment import CATALOG, Deployment
+from cdc_platform.errors import CdcError
+from cdc_platform.hops.merge import MergeResult, curated_table, merge
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.lake.snapshot import TableHistory
+from cdc_platform.landing.position import LandingPosition, landing_table
+from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles, rewrite_data_files, table_files
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from cdc_platform.changelog.log import ChangeLog
+    from cdc_platform.convergence.converge import Verdict
+    from cdc_platform.convergence.rows import RowsApart
+    from cdc_platform.lake.spark import Spark
+
+Stage = Literal["landing", "curated"]
+
+
+class Operations:
+    """Operations on the tables of one deployment. Raises CdcError."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._local = threading.local()
+
+    @property
+    def lake(self) -> Lake:
+        """The catalog: one for each thread, PyIceberg's are not shared."""
+        if not hasattr(self._local, "lake"):
+            self._local.lake = Lake(CATALOG, self.deployment.catalog_properties)
+        return self._local.lake
+
+    def landing(self, name: str) -> TableHistory | None:
+        """History of the landing table, None before it exists. Cheap: metadata alone."""
+        return self.lake.history(landing_table(name))
+
+    def curated(self, name: str) -> TableHistory | None:
+        """History of the curated table, None before its first merge. Cheap: metadata alone."""
+        return self.lake.history(curated_table(name))
+
+    def engine(self, name: str) -> "Engine":
+        """Connections to the table's source."""
+        from cdc_platform.source.postgres import source_engine
+
+        return source_engine(self.deployment.source_url(self.deployment.table(name).source_name))
+
+    def changelog(self, name: str) -> "ChangeLog":
+        """The table's change log."""
+        from cdc_platform.changelog.segments import SegmentLog
+
+        return SegmentLog(self.deployment.changelog_dir(name))
+
+    @contextmanager
+    def spark(self) -> "Iterator[Spark]":
+        """A Spark Connect session of its own."""
+        from cdc_platform.lake.spark import spark_session
+
+        with spark_session(self.deployment.spark_url) as session:
+            yield session
+
+    def merge(self, name: str, *, run_id: str = "") -> MergeResult:
+        """Merge landing into curated."""
+        with self.spark() as spark:
+            return merge(spark, self.lake, name, self.deployment.table(name), run_id=run_id)
+
+    def rewrite_data_files(self, name: str) -> RewriteEffect:
+        """Rewrite the landing table's files."""
+        with self.spark() as spark:
+            return rewrite_data_files(spark, self.lake, landing_table(name))
+
+    def files(self, name: str) -> TableFiles:
+        """The landing table as a reader meets it."""
+        with self.spark() as spark:
+            return table_files(spark, self.lake, landing_table(name))
+
+    def replay(self, name: str, *, into: str) -> "tuple[LandingPosition, RowsApart]":
+        """Build `into` from the change log, and compare it with landing, row by row."""
+        from cdc_platform.convergence.rows import rows_apart
+        from cdc_platform.lake.spark import quoted
+        from cdc_platform.landing.replay import replay
+
+        position = replay(self.lake, self.changelog(name), key=self.deployment.table(name).key, into=into)
+        with self.spark() as spark:
+            served, rebuilt = (
+                quoted(self.lake.name, *table.split(".")) for table in (landing_table(name), into)
+            )
+            return position, rows_apart(spark, served, rebuilt)
+
+    def converge(self, name: str, stage: Stage) -> "Verdict":
+        """Compare a stage with the source, waiting for it. What can't be asked is `unknown`, not an error."""
+        from cdc_platform.convergence.converge import Verdict, converge
+        from cdc_platform.convergence.stages import CuratedStage, LandingStage
+        from cdc_platform.source.state import Measures, read_cut
+
+        table = self.deployment.table(name)
+        measures = Measures(table.convergence.sums, table.convergence.distribution)
+        kind = {"landing": LandingStage, "curated": CuratedStage}[stage]
+        try:
+            engine = self.engine(name)
+            with self.spark() as spark:
+                compared = kind(
+                    name=name,
+                    engine=engine,
+                    slot=self.deployment.part_name(table.source_name),
+                    log=self.changelog(name),
+                    lake=self.lake,
+                    spark=spark,
+                    measures=measures,
+                )
+                return converge(
+                    lambda: read_cut(
+                        engine, schema=table.source_schema, table=table.source_table, measures=measures
+                    ),
+                    compared,
+                    within_s=table.convergence.within.total_seconds(),
+                )
+        except CdcError as error:
+            return Verdict("unknown", str(error), 0.0)

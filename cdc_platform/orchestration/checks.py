@@ -1,0 +1,174 @@
+"""What must be true of the tables, as asset checks.
+
+Belongs here: checks, and how a verdict reads in the catalog. Does not: reaching the verdict (`convergence`).
+A check is named after the truth that it asserts, one truth for each, so a divergence says what diverged; all
+checks of a stage share one reading. *Unknown* (a side gave no answer, or the stage was late) is a warning:
+only a stage that was read at the cut and differs is an error.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key
+from cdc_platform.orchestration.attempts import Exhausted
+from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
+from cdc_platform.orchestration.failures import as_failure
+from cdc_platform.orchestration.resources import Stage, Tables
+from cdc_platform.registry.model import Registry, Table
+
+if TYPE_CHECKING:
+    from cdc_platform.convergence.converge import Verdict
+
+_DIFFERENCES_SHOWN_MAX = 20
+
+# Check: the measures it speaks for, and what it asserts.
+_MEASURES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "row_count_matches": (lambda m: m == "rows", "As many rows as the source, at one cut."),
+    "key_sums_match": (
+        lambda m: m.startswith("sum("),
+        "The sums of the declared columns equal the source's, at one cut.",
+    ),
+    "distribution_matches": (
+        lambda m: m.startswith("value="),
+        "As many rows for each value of the declared column as the source, at one cut.",
+    ),
+}
+AUTOMATION_SUCCEEDS = "automation_succeeds"
+
+
+def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
+    """Every check of every declared table."""
+    found: list[dg.AssetChecksDefinition] = []
+    for name, table in registry.tables.items():
+        found += [
+            _convergence(name, table, "landing"),
+            _convergence(name, table, "curated"),
+            _automation(MERGE, name, table, registry.automation.attempts_max),
+            _automation(REWRITE, name, table, registry.automation.attempts_max),
+        ]
+    return found
+
+
+def _convergence(name: str, table: Table, stage: Stage) -> dg.AssetChecksDefinition:
+    key = landing_key(name) if stage == "landing" else curated_key(name)
+    declared = {
+        "row_count_matches": True,
+        "key_sums_match": bool(table.convergence.sums),
+        "distribution_matches": table.convergence.distribution is not None,
+    }
+    specs = [
+        dg.AssetCheckSpec(check, asset=key, description=_MEASURES[check][1])
+        for check, wanted in declared.items()
+        if wanted
+    ]
+
+    @dg.multi_asset_check(
+        name=f"{stage}_{name}_converged",
+        specs=specs,
+        can_subset=True,
+        description=f"Compares `{stage}.{name}` with the source at one cut, once the stage has reached it.",
+        pool=f"source_{table.source_name}",
+    )
+    def converged(
+        context: dg.AssetCheckExecutionContext, tables: dg.ResourceParam[Tables]
+    ) -> Iterator[dg.AssetCheckResult]:
+        verdict = tables.converge(name, stage)
+        if stage == "curated" and verdict.outcome == "converged":
+            _confirm(context.instance, tables, name, verdict)
+        for selected in sorted(context.selected_asset_check_keys, key=lambda k: k.name):
+            yield check_result(verdict, selected)
+
+    return converged
+
+
+def check_result(verdict: "Verdict", check: dg.AssetCheckKey) -> dg.AssetCheckResult:
+    """What a verdict means for the one truth that `check` asserts."""
+    speaks_for, _ = _MEASURES[check.name]
+    differing = [d for d in verdict.differences if speaks_for(d.measure)]
+    outcome, reason = verdict.outcome, verdict.reason
+    if outcome == "diverged" and differing:
+        reason = f"{len(differing)} figures differ"
+    elif outcome == "diverged":
+        outcome, reason = "converged", "this figure is equal; another check of the stage shows what differs"
+    metadata: dict[str, Any] = {
+        "outcome": outcome,
+        "reason": reason,
+        "seconds_to_converge": round(verdict.took_s, 3),
+    }
+    if verdict.cut is not None:
+        metadata["cut_lsn"] = _lsn(verdict.cut.lsn)
+    if verdict.reading is not None:
+        metadata |= {"snapshot_id": str(verdict.reading.snapshot_id), "rows": verdict.reading.found.rows}
+    if differing:
+        metadata["differing_figures"] = len(differing)
+        metadata["differences"] = dg.TableMetadataValue(
+            records=[
+                dg.TableRecord({"measure": d.measure, "expected": d.expected, "found": d.found})
+                for d in differing[:_DIFFERENCES_SHOWN_MAX]
+            ],
+            schema=dg.TableSchema(
+                columns=[
+                    dg.TableColumn("measure", "string"),
+                    dg.TableColumn("expected", "int"),
+                    dg.TableColumn("found", "int"),
+                ]
+            ),
+        )
+    return dg.AssetCheckResult(
+        check_name=check.name,
+        asset_key=check.asset_key,
+        passed=outcome == "converged",
+        severity=dg.AssetCheckSeverity.WARN if outcome == "unknown" else dg.AssetCheckSeverity.ERROR,
+        metadata=metadata,
+    )
+
+
+def _confirm(instance: dg.DagsterInstance, tables: Tables, name: str, verdict: "Verdict") -> None:
+    """Record that curated is as fresh as the cut, though no merge may have been due: the stream was idle.
+
+    FreshnessPolicy looks at materializations alone, and nothing less than this comparison tells an idle
+    source from a dead capture.
+    """
+    with as_failure():
+        history = tables.curated(name)
+    if history is None or verdict.cut is None:
+        return
+    metadata = curated_metadata(history) | {"committed": False, "confirmed_at_lsn": _lsn(verdict.cut.lsn)}
+    instance.report_runless_asset_event(
+        dg.AssetMaterialization(
+            curated_key(name), description="Compared with the source and found equal", metadata=metadata
+        )
+    )
+
+
+def _automation(operation: Operation, name: str, table: Table, attempts_max: int) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        name=AUTOMATION_SUCCEEDS,
+        asset=operation.asset(name),
+        description=f"{operation.name}_sensor has not used up its attempts for this table.",
+    )
+    def automation_succeeds(
+        context: dg.AssetCheckExecutionContext, tables: dg.ResourceParam[Tables]
+    ) -> dg.AssetCheckResult:
+        with as_failure():
+            found = situation(
+                operation,
+                name,
+                table,
+                tables=tables,
+                instance=context.instance,
+                attempts_max=attempts_max,
+            )
+        return dg.AssetCheckResult(
+            passed=not isinstance(found.step, Exhausted),
+            metadata={"reason": found.reason, "target": found.target or ""},
+        )
+
+    return automation_succeeds
+
+
+def _lsn(position: int) -> str:
+    """A WAL position as PostgreSQL writes it."""
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"

@@ -1,0 +1,274 @@
+"""What reacts to the tables: reports landing's snapshots, starts merges and rewrites.
+
+Belongs here: sensors, one for each operation over all tables. Does not: whether something is due or tried
+again (`automation.py`). A tick reads metadata and run records alone.
+Rules: a table that can't be read costs only itself, because a tick that raises loses its cursor and all that
+it found; when no table can be read the tick does raise, so that it shows. The state is in the tables, in the
+run records and in the check's last result: a lost cursor costs one more event and no run.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, landed
+from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.orchestration.assets import changelog_key, column_schema, landing_key, source_key
+from cdc_platform.orchestration.attempts import Exhausted, Request
+from cdc_platform.orchestration.automation import (
+    ATTEMPT_TAG,
+    MERGE,
+    OPERATION_TAG,
+    REWRITE,
+    TABLE_TAG,
+    TARGET_TAG,
+    TRIGGER_TAG,
+    Operation,
+    Situation,
+    situation,
+)
+from cdc_platform.orchestration.checks import AUTOMATION_SUCCEEDS
+from cdc_platform.orchestration.jobs import merge_curated, rewrite_data_files
+from cdc_platform.orchestration.resources import Tables
+from cdc_platform.registry.model import Registry, Table
+
+_CURSOR_VERSION = 1
+_CHECK_RECORDS_READ_MAX = 10  # The newest may be of runs that have not evaluated the check, or never did.
+_Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+
+
+def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
+    """The sensors of a registry."""
+    return [
+        _landing_snapshots(registry),
+        _starting(
+            MERGE, merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."
+        ),
+        _starting(
+            REWRITE,
+            rewrite_data_files,
+            registry,
+            interval_s=15,
+            about="Starts a rewrite of landing's files after the declared number of commits.",
+        ),
+    ]
+
+
+def _for_each_table(
+    context: dg.SensorEvaluationContext, registry: Registry, act: Callable[[str, Table], str]
+) -> list[str]:
+    """Call `act` on each table; return what it says of each. Raises when none of them could be read."""
+    reasons: list[str] = []
+    failures: list[Exception] = []
+    for name, table in registry.tables.items():
+        try:
+            reason = act(name, table)
+        except Exception as error:
+            context.log.exception(f"{name} was left out of this tick")
+            failures.append(error)
+            reason = f"{type(error).__name__}: {error}"
+        reasons.append(f"{name}: {reason}")
+    if len(failures) == len(registry.tables):
+        raise failures[0]
+    return reasons
+
+
+def _starting(
+    operation: Operation,
+    job: Any,  # What define_asset_job returns has no public name.
+    registry: Registry,
+    *,
+    interval_s: int,
+    about: str,
+) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=f"{operation.name}_sensor",
+        job=job,
+        minimum_interval_seconds=interval_s,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"{about} A failed run is tried again, {registry.automation.attempts_max} times in all; "
+        f"then the check {AUTOMATION_SUCCEEDS} fails.",
+    )
+    def starting(context: dg.SensorEvaluationContext, tables: dg.ResourceParam[Tables]) -> dg.SensorResult:
+        requests: list[dg.RunRequest] = []
+        events: list[_Event] = []
+
+        def act(name: str, table: Table) -> str:
+            found = situation(
+                operation,
+                name,
+                table,
+                tables=tables,
+                instance=context.instance,
+                attempts_max=registry.automation.attempts_max,
+            )
+            events.extend(_automation_events(context.instance, operation, name, found))
+            if isinstance(found.step, Request):
+                requests.append(_run_request(operation, name, found, found.step))
+            return found.reason
+
+        reasons = _for_each_table(context, registry, act)
+        if requests:
+            return dg.SensorResult(run_requests=requests, asset_events=events)
+        return dg.SensorResult(skip_reason="; ".join(reasons), asset_events=events)
+
+    return starting
+
+
+def _run_request(operation: Operation, name: str, found: Situation, step: Request) -> dg.RunRequest:
+    target = str(found.target)
+    return dg.RunRequest(
+        run_key=f"{name}:{operation.name}:{target}:attempt{step.number}:after:{step.after or 'none'}",
+        asset_selection=[operation.asset(name)],
+        tags={
+            TABLE_TAG: name,
+            OPERATION_TAG: operation.name,
+            TARGET_TAG: target,
+            TRIGGER_TAG: found.reason,
+            ATTEMPT_TAG: str(step.number),
+        },
+    )
+
+
+def _automation_events(
+    instance: dg.DagsterInstance, operation: Operation, name: str, found: Situation
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """A failed check once the attempts for a target are used up, a passed one once it has moved on."""
+    if found.target is None:
+        return
+    key = dg.AssetCheckKey(operation.asset(name), AUTOMATION_SUCCEEDS)
+    exhausted = isinstance(found.step, Exhausted)
+    failed_target = _failed_target(instance, key)
+    if found.target == failed_target or (failed_target is None and not exhausted):
+        return
+    yield dg.AssetCheckEvaluation(
+        asset_key=key.asset_key,
+        check_name=key.name,
+        passed=not exhausted,
+        metadata={"reason": found.reason, "target": found.target},
+    )
+
+
+def _failed_target(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> str | None:
+    """Target for which the check last failed, or None when its last result is not a failure."""
+    records = instance.event_log_storage.get_asset_check_execution_history(key, limit=_CHECK_RECORDS_READ_MAX)
+    evaluations = (r.evaluation for r in records if isinstance(r.evaluation, dg.AssetCheckEvaluation))
+    newest = next(evaluations, None)
+    return str(newest.metadata["target"].value) if newest and not newest.passed else None
+
+
+def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
+    @dg.sensor(
+        name="landing_snapshots_sensor",
+        minimum_interval_seconds=5,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports what the sink has committed to landing since the last tick, one event a table.",
+    )
+    def landing_snapshots(
+        context: dg.SensorEvaluationContext, tables: dg.ResourceParam[Tables]
+    ) -> dg.SensorResult:
+        seen = _parsed(context.cursor)
+        events: list[_Event] = []
+
+        def act(name: str, table: Table) -> str:
+            history = tables.landing(name)
+            newest = history.newest(landed) if history else None
+            if history is None or newest is None:
+                return "landing has no snapshot yet; the first comes with the initial load"
+            before = seen.get(name, Seen())
+            seen[name] = Seen(str(newest.snapshot_id), _columns_text(history))
+            if seen[name].snapshot_id == before.snapshot_id:
+                return f"nothing since snapshot {before.snapshot_id}; the sink's next commit is reported"
+            events.extend(_landing_events(name, table, history, newest, before))
+            if seen[name].columns != before.columns:
+                events.append(_schema_event(table, history))
+            return f"reported through snapshot {newest.snapshot_id}"
+
+        reasons = _for_each_table(context, registry, act)
+        cursor = json.dumps({"v": _CURSOR_VERSION, "seen": seen})
+        # To Dagster a tick without a run is a skip, though its events are stored.
+        return dg.SensorResult(skip_reason="; ".join(reasons), asset_events=events, cursor=cursor)
+
+    return landing_snapshots
+
+
+class Seen(NamedTuple):
+    """What was last reported of a table."""
+
+    snapshot_id: str = ""
+    columns: str = ""
+
+
+def _parsed(cursor: str | None) -> dict[str, Seen]:
+    """The cursor is a hint: of another version, or unreadable, it says nothing."""
+    try:
+        stored = json.loads(cursor or "{}")
+        if stored.get("v") != _CURSOR_VERSION:
+            return {}
+        return {name: Seen(*values) for name, values in stored["seen"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _columns_text(history: TableHistory) -> str:
+    text = repr([(c.name, c.type, c.required, c.doc) for c in history.columns])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _landing_events(
+    name: str, table: Table, history: TableHistory, newest: Snapshot, before: Seen
+) -> Iterator[dg.AssetMaterialization]:
+    unreported = list(
+        takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, filter(landed, history.ancestry()))
+    )
+    position: dict[str, Any] = {"log_position": newest.summary[LOG_POSITION]}
+    if source_lsn := newest.summary.get(SOURCE_LSN):
+        position["source_lsn"] = source_lsn
+    if source_ts_ms := int(newest.summary.get(SOURCE_TS_MS, 0)):
+        position["lag_s"] = (newest.timestamp_ms - source_ts_ms) / 1000
+    columns = {"dagster/column_schema": column_schema(history)}
+    head = history.head or newest  # A rewrite may be newer than the sink's commit: its files count.
+    yield dg.AssetMaterialization(
+        landing_key(name),
+        metadata=columns
+        | position
+        | _events(unreported)
+        | {
+            "snapshot_id": str(newest.snapshot_id),
+            "snapshots_reported": len(unreported),
+            "snapshots": len(history.snapshots),
+            "commits_since_rewrite": rewrite_decision(
+                history, commits_max=table.landing.rewrite_after_commits
+            ).commits,
+            "data_files": head.total("data-files"),
+            "delete_files": head.total("delete-files"),
+            "equality_deletes": head.total("equality-deletes"),
+        },
+    )
+    yield dg.AssetMaterialization(
+        changelog_key(name), description="Complete at least through here", metadata=columns | position
+    )
+
+
+def _schema_event(table: Table, history: TableHistory) -> dg.AssetObservation:
+    return dg.AssetObservation(
+        source_key(table),
+        description="Columns as they arrived in landing",
+        metadata={"dagster/column_schema": column_schema(history)},
+    )
+
+
+def _events(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Change events in these snapshots, by kind."""
+    counts: Counter[str] = Counter()
+    for snapshot in snapshots:
+        for key, value in snapshot.summary.items():
+            if key.startswith(EVENTS):
+                counts[f"events_{key.removeprefix(EVENTS)}"] += int(value)
+    return dict(counts)

@@ -1,0 +1,159 @@
+"""Tables in memory, and a daemon that evaluates one sensor: what the orchestration is tested against.
+
+The only place that fabricates runs: `DagsterInstance.add_run` with a status of our choice.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import dagster as dg
+import yaml
+
+from cdc_platform.convergence.converge import Verdict
+from cdc_platform.deployment import Deployment
+from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT, MergeResult
+from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
+from cdc_platform.lake.spark import FilesOpened
+from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS_MS
+from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles
+from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
+from cdc_platform.registry.model import Registry
+
+COLUMNS = (Column("order_id", "long", True, "The key"), Column("status", "string", False))
+
+
+def deployment(*tables: str, attempts_max: int = 3) -> Deployment:
+    """A registry of `tables`, each with every convergence measure, rewritten after 2 commits."""
+    declared = {
+        "deployment": "shop",
+        "automation": {"attempts_max": attempts_max},
+        "sources": {"shop": {"postgres": {"embedded": "shop"}}},
+        "tables": {
+            name: {
+                "source": f"shop.public.{name}",
+                "key": ["order_id"],
+                "description": f"The {name}.",
+                "owners": ["team:orders"],
+                "convergence": {"sums": ["order_id"], "distribution": "status"},
+                "landing": {"rewrite_after_commits": 2},
+                "curated": {"contract": ["status"]},
+            }
+            for name in tables
+        },
+    }
+    return Deployment(Path("/nowhere"), Registry.model_validate(yaml.safe_load(yaml.safe_dump(declared))))
+
+
+def history(table: str, *snapshots: Snapshot) -> TableHistory:
+    """A table with these snapshots, oldest first; the last is the head."""
+    return TableHistory(
+        table,
+        COLUMNS,
+        snapshots[-1].snapshot_id if snapshots else None,
+        {s.snapshot_id: s for s in snapshots},
+    )
+
+
+@dataclass
+class FakeTables:
+    """`orchestration.resources.Tables` over lists of snapshots. Curated ids count from 1001."""
+
+    snapshots: dict[str, list[Snapshot]] = field(default_factory=dict)
+    curated_snapshots: dict[str, list[Snapshot]] = field(default_factory=dict)
+    broken: dict[str, Exception] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _ids: int = 0
+
+    def commit(self, name: str, operation: str = "overwrite") -> int:
+        """The sink commits once, or a rewrite replaces files."""
+        self._ids += 1
+        commits = self.snapshots.setdefault(name, [])
+        summary = {"total-data-files": "3", "total-delete-files": "2", "total-equality-deletes": "5"}
+        if operation != "replace":
+            summary |= {
+                LOG_POSITION: str(self._ids * 10),
+                "cdc.window": str(self._ids),
+                LOAD_POSITION: "1",
+                SOURCE_TS_MS: str(self._ids * 1000 - 250),
+                "cdc.events.update": "2",
+            }
+        parent = commits[-1].snapshot_id if commits else None
+        commits.append(Snapshot(self._ids, parent, self._ids, operation, self._ids * 1000, summary))
+        return self._ids
+
+    def landing(self, name: str) -> TableHistory | None:
+        if name in self.broken:
+            raise self.broken[name]
+        return history(f"landing.{name}", *self.snapshots[name]) if name in self.snapshots else None
+
+    def curated(self, name: str) -> TableHistory | None:
+        merged = self.curated_snapshots.get(name)
+        return history(f"curated.{name}", *merged) if merged else None
+
+    def merge(self, name: str, *, run_id: str = "") -> MergeResult:
+        if name in self.broken:
+            raise self.broken[name]
+        merged = self.curated_snapshots.setdefault(name, [])
+        upstream = next(s for s in reversed(self.snapshots[name]) if LOG_POSITION in s.summary)
+        parent = merged[-1].snapshot_id if merged else None
+        summary = {UPSTREAM_SNAPSHOT: str(upstream.snapshot_id), "total-records": "7", "cdc.run-id": run_id}
+        committed = 1001 + len(merged)
+        merged.append(Snapshot(committed, parent, len(merged) + 1, "overwrite", 0, summary))
+        return MergeResult(upstream.snapshot_id, committed, 3, 2, 1, len(merged), 0.5)
+
+    def rewrite_data_files(self, name: str) -> RewriteEffect:
+        before = TableFiles(12, 11, 400, 9000, FilesOpened(12, 11), 7, 1.5)
+        after = TableFiles(1, 0, 0, 4000, FilesOpened(1, 0), 7, 0.25)
+        return RewriteEffect(self.commit(name, "replace"), before, after, 2.0)
+
+    def converge(self, name: str, stage: str) -> Verdict:  # noqa: ARG002  The interface.
+        return self.verdicts[stage]
+
+
+@dataclass
+class Daemon:
+    """Evaluates a sensor as Dagster's daemon does: keeps its cursor, spends run keys, stores its events."""
+
+    tables: FakeTables
+    sensor: dg.SensorDefinition
+    instance: dg.DagsterInstance = field(default_factory=dg.DagsterInstance.ephemeral)
+    cursor: str | None = None
+    spent: set[str] = field(default_factory=set)
+    runs: list[dg.DagsterRun] = field(default_factory=list)
+
+    def tick(self) -> dg.SensorResult:
+        context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
+        result = self.sensor(context, tables=self.tables)
+        assert isinstance(result, dg.SensorResult)
+        self.cursor = result.cursor
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        for request in result.run_requests or ():
+            assert request.run_key is not None
+            if request.run_key not in self.spent:
+                self.spent.add(request.run_key)
+                self._add(dg.DagsterRun("job", str(uuid4()), tags=dict(request.tags)))
+        return result
+
+    def end(self, status: dg.DagsterRunStatus) -> None:
+        """The newest run ends."""
+        run = self.runs.pop()
+        self.instance.delete_run(run.run_id)
+        self._add(replace_status(run, status))
+
+    def _add(self, run: dg.DagsterRun) -> None:
+        self.runs.append(self.instance.add_run(run))
+
+    @property
+    def requested(self) -> list[tuple[str, str, str]]:
+        """Table, target and state of each run, oldest first."""
+        return [(run.tags[TABLE_TAG], run.tags[TARGET_TAG], run.status.value) for run in self.runs]
+
+
+def replace_status(run: dg.DagsterRun, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    return dg.DagsterRun(run.job_name, run.run_id, tags=run.tags, status=status)
+
+
+def evaluations(result: dg.SensorResult) -> list[dg.AssetCheckEvaluation]:
+    return [e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)]

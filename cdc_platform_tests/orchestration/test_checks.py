@@ -1,0 +1,116 @@
+import dagster as dg
+import pytest
+
+from cdc_platform.convergence.converge import Outcome, Reading, Verdict
+from cdc_platform.convergence.state import Difference
+from cdc_platform.definitions import build_defs
+from cdc_platform.orchestration.checks import check_result
+from cdc_platform.source.state import Cut, State
+from cdc_platform_tests.orchestration.fakes import FakeTables, deployment
+
+CURATED, LANDING = dg.AssetKey(["curated", "orders"]), dg.AssetKey(["landing", "orders"])
+MEASURES = ("distribution_matches", "key_sums_match", "row_count_matches")
+STATE = State(7, {"order_id": 28}, {"new": 7})
+CUT = Cut(STATE, lsn=(0x1 << 32) + 0xAB, xmin=1, xmax=2, running=frozenset())
+SEVERITY = dg.AssetCheckSeverity
+
+
+def verdict(outcome: Outcome, *measures: str) -> Verdict:
+    differences = tuple(Difference(measure, 7, 6) for measure in measures)
+    if outcome == "unknown":
+        return Verdict("unknown", "after 60 s: Spark Connect does not answer", 60.0)
+    return Verdict(outcome, "why", 1.23456, CUT, Reading(1 << 60, STATE, STATE), differences)
+
+
+def result(found: Verdict, check: str) -> dg.AssetCheckResult:
+    return check_result(found, dg.AssetCheckKey(CURATED, check))
+
+
+@pytest.mark.parametrize("check", MEASURES)
+def test_unknown_is_a_warning_with_its_reason_and_never_an_error(check: str) -> None:
+    r = result(verdict("unknown"), check)
+    assert (r.passed, r.severity) == (False, SEVERITY.WARN)
+    assert r.metadata["outcome"].value == "unknown"
+    assert r.metadata["reason"].value == "after 60 s: Spark Connect does not answer"
+
+
+@pytest.mark.parametrize("check", MEASURES)
+def test_converged_passes_and_tells_where_it_was_compared(check: str) -> None:
+    r = result(verdict("converged"), check)
+    assert r.passed
+    assert {k: v.value for k, v in r.metadata.items()} == {
+        "outcome": "converged",
+        "reason": "why",
+        "seconds_to_converge": 1.235,
+        "cut_lsn": "1/AB",
+        "snapshot_id": "1152921504606846976",
+        "rows": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("measure", "fails"),
+    [
+        ("rows", "row_count_matches"),
+        ("sum(order_id)", "key_sums_match"),
+        ("value='rows'", "distribution_matches"),
+        ("value='sum('", "distribution_matches"),
+        ("value=NULL", "distribution_matches"),
+    ],
+)
+def test_only_the_check_of_a_differing_measure_fails(measure: str, fails: str) -> None:
+    for check in MEASURES:
+        r = result(verdict("diverged", measure), check)
+        assert r.passed == (check != fails)
+        if check == fails:
+            assert r.severity is SEVERITY.ERROR
+            assert r.metadata["outcome"].value == "diverged"
+            table = r.metadata["differences"]
+            assert isinstance(table, dg.TableMetadataValue)
+            assert [record.data for record in table.records] == [
+                {"measure": measure, "expected": 7, "found": 6}
+            ]
+
+
+def test_shown_differences_are_bounded_and_all_are_counted() -> None:
+    r = result(verdict("diverged", *(f"value={i}" for i in range(500))), "distribution_matches")
+    table = r.metadata["differences"]
+    assert isinstance(table, dg.TableMetadataValue)
+    assert (len(table.records), r.metadata["differing_figures"].value) == (20, 500)
+
+
+def run_checks(tables: FakeTables, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    defs = build_defs(deployment("orders"), resources={"tables": tables})
+    return defs.resolve_job_def("check_convergence").execute_in_process(
+        instance=instance, raise_on_error=False
+    )
+
+
+def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None:
+    tables, instance = FakeTables(), dg.DagsterInstance.ephemeral()
+    tables.commit("orders")
+    tables.merge("orders")
+    tables.verdicts = {"landing": verdict("unknown"), "curated": verdict("converged")}
+    done = run_checks(tables, instance)
+    assert done.success
+    found = {(e.asset_key, e.check_name): e.passed for e in done.get_asset_check_evaluations()}
+    rewrite = dg.AssetKey(["maintenance", "orders", "rewrite_data_files"])
+    assert found == (
+        {(LANDING, check): False for check in MEASURES}
+        | {(CURATED, check): True for check in MEASURES}
+        | {(CURATED, "automation_succeeds"): True, (rewrite, "automation_succeeds"): True}
+    )
+    event = instance.get_latest_materialization_event(CURATED)
+    assert event is not None and event.asset_materialization is not None
+    assert event.asset_materialization.metadata["committed"].value is False
+    assert event.asset_materialization.metadata["confirmed_at_lsn"].value == "1/AB"
+
+
+@pytest.mark.parametrize("found", [verdict("unknown"), verdict("diverged", "rows")])
+def test_a_curated_table_that_is_not_proven_equal_is_not_made_fresh(found: Verdict) -> None:
+    tables, instance = FakeTables(), dg.DagsterInstance.ephemeral()
+    tables.commit("orders")
+    tables.merge("orders")
+    tables.verdicts = {"landing": verdict("converged"), "curated": found}
+    assert run_checks(tables, instance).success, "a failed check leaves the run green"
+    assert instance.get_latest_materialization_event(CURATED) is None
