@@ -68,16 +68,14 @@ def converge(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Verdict:
-    """Compare `stage` with the source as it is now; wait at most `within_s` for the stage to get there."""
+    """Compare `stage` with the source as it is now; wait at most `within_s` for both to be there."""
     began = clock()
-    try:
-        stage.begin()
-        cut = read_source()
-    except CdcError as error:
-        return Verdict("unknown", str(error), clock() - began)
-    waiting = "it was not read"
+    cut: Cut | None = None
     while True:  # Bounded by `within_s`.
         try:
+            if cut is None:
+                stage.begin()
+                cut = read_source()
             waiting = stage.reached(cut)
             if waiting is None:
                 reading = stage.read(cut)
@@ -88,9 +86,9 @@ def converge(
                 reason = f"{len(found)} figures differ at snapshot {reading.snapshot_id}"
                 return Verdict("diverged", reason, took_s, cut, reading, found)
         except LoadUnderWayError:
-            waiting = "an initial load is under way"
+            waiting, cut = "an initial load was under way", None  # A later cut lies behind it.
         except CdcError as error:
             waiting = str(error)
         if clock() - began >= within_s:
-            return Verdict("unknown", f"after {within_s:g} s: {waiting}", clock() - began, cut)
+            return Verdict("unknown", f"after {within_s:g} s: {waiting}", clock() - began)
         sleep(poll_s)

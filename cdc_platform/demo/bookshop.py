@@ -69,5 +69,5 @@ def order_row(engine: Engine, order_id: int) -> dict[str, object] | None:
 
 def _transaction(engine: Engine, sql: str) -> None:
     with connected(engine) as connection:
-        connection.exec_driver_sql(sql)
+        connection.execution_options(no_parameters=True).exec_driver_sql(sql)
         connection.commit()

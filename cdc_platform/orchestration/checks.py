@@ -75,10 +75,12 @@ def _convergence(name: str, table: Table, stage: Stage) -> dg.AssetChecksDefinit
         context: dg.AssetCheckExecutionContext, tables: dg.ResourceParam[Tables]
     ) -> Iterator[dg.AssetCheckResult]:
         verdict = tables.converge(name, stage)
-        if stage == "curated" and verdict.outcome == "converged":
-            _confirm(context.instance, tables, name, verdict)
-        for selected in sorted(context.selected_asset_check_keys, key=lambda k: k.name):
-            yield check_result(verdict, selected)
+        selected = sorted(context.selected_asset_check_keys, key=lambda k: k.name)
+        # Results count for the newest materialization: confirming would void those of checks not in this run.
+        if stage == "curated" and verdict.outcome == "converged" and len(selected) == len(specs):
+            _confirm(context, tables, name, verdict)
+        for check in selected:
+            yield check_result(verdict, check)
 
     return converged
 
@@ -125,7 +127,7 @@ def check_result(verdict: "Verdict", check: dg.AssetCheckKey) -> dg.AssetCheckRe
     )
 
 
-def _confirm(instance: dg.DagsterInstance, tables: Tables, name: str, verdict: "Verdict") -> None:
+def _confirm(context: dg.AssetCheckExecutionContext, tables: Tables, name: str, verdict: "Verdict") -> None:
     """Record that curated is as fresh as the cut, though no merge may have been due: the stream was idle.
 
     FreshnessPolicy looks at materializations alone, and nothing less than this comparison tells an idle
@@ -136,7 +138,7 @@ def _confirm(instance: dg.DagsterInstance, tables: Tables, name: str, verdict: "
     if history is None or verdict.cut is None:
         return
     metadata = curated_metadata(history) | {"committed": False, "confirmed_at_lsn": _lsn(verdict.cut.lsn)}
-    instance.report_runless_asset_event(
+    context.op_execution_context.log_event(
         dg.AssetMaterialization(
             curated_key(name), description="Compared with the source and found equal", metadata=metadata
         )

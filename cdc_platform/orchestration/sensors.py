@@ -126,6 +126,7 @@ def _run_request(operation: Operation, name: str, found: Situation, step: Reques
     return dg.RunRequest(
         run_key=f"{name}:{operation.name}:{target}:attempt{step.number}:after:{step.after or 'none'}",
         asset_selection=[operation.asset(name)],
+        asset_check_keys=[],  # Else the asset's checks come along, whatever the job selects.
         tags={
             TABLE_TAG: name,
             OPERATION_TAG: operation.name,

@@ -106,6 +106,23 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
     assert event.asset_materialization.metadata["confirmed_at_lsn"].value == "1/AB"
 
 
+def test_a_part_of_the_checks_leaves_the_results_of_the_others_valid() -> None:
+    """A result counts for the newest materialization, so only a whole comparison makes one."""
+    tables, instance = FakeTables(verdicts={"curated": verdict("converged")}), dg.DagsterInstance.ephemeral()
+    tables.commit("orders")
+    tables.merge("orders")
+    defs = build_defs(deployment("orders"), resources={"tables": tables})
+    one = dg.AssetCheckKey(CURATED, "row_count_matches")
+    job = (
+        defs.get_repository_def()
+        .get_job("check_convergence")
+        .get_subset(asset_selection=set(), asset_check_selection={one})
+    )
+    done = job.execute_in_process(instance=instance)
+    assert [(e.check_name, e.passed) for e in done.get_asset_check_evaluations()] == [(one.name, True)]
+    assert instance.get_latest_materialization_event(CURATED) is None
+
+
 @pytest.mark.parametrize("found", [verdict("unknown"), verdict("diverged", "rows")])
 def test_a_curated_table_that_is_not_proven_equal_is_not_made_fresh(found: Verdict) -> None:
     tables, instance = FakeTables(), dg.DagsterInstance.ephemeral()

@@ -1,0 +1,84 @@
+"""What tests are made of: histories, events, a table's live rows. Each builder shows only what varies."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
+
+ORDER_COLUMNS = (Column("id", "long", True), Column("status", "string", False), Column("total", "decimal(12, 2)", False))
+
+
+def history(table: str, *snapshots: tuple[str, dict[str, str]], refs: dict[str, int] | None = None) -> TableHistory:
+    """Snapshots 1, 2, ... with an operation and a summary each; each is the parent of the next."""
+    made = {
+        n: Snapshot(n, n - 1 or None, n, operation, 1_000 * n, summary)
+        for n, (operation, summary) in enumerate(snapshots, 1)
+    }
+    return TableHistory(table, ORDER_COLUMNS, len(made) or None, made, {}, refs or {})
+
+
+def event(
+    op: str,
+    row_id: int | None,
+    status: str | None = "new",
+    *,
+    before: dict[str, Any] | None = None,
+    total: str | None = "1.00",
+    commit: int = 0,
+    lsn: int = 0,
+    order: int = 0,
+    tx: int = 0,
+) -> dict[str, Any]:
+    """One Debezium event of the table in ORDER_COLUMNS; `before` defaults to what the operation needs."""
+    row = {"id": row_id, "status": status, "total": total}
+    return {
+        "before": before if before is not None else (row if op in {"u", "d"} else None),
+        "after": row if op in {"c", "u", "r"} else None,
+        "source": {"ts_ms": 1_000 + lsn, "sequence": f'["{commit}","{lsn}"]', "lsn": lsn, "txId": tx},
+        "transaction": {"id": f"{tx}:{lsn}", "total_order": order} if order else None,
+        "op": op,
+    }
+
+
+def lines(events: Iterable[dict[str, Any]]) -> bytes:
+    """Events as change-log lines."""
+    return b"".join(json.dumps(e).encode() + b"\n" for e in events)
+
+
+def fold(events: Iterable[dict[str, Any]]) -> dict[int, tuple[Any, Any]]:
+    """The model: a dict by key, events applied one by one."""
+    rows: dict[int, tuple[Any, Any]] = {}
+    for e in events:
+        if e["op"] == "t":
+            rows.clear()
+            continue
+        if e["before"] is not None:
+            rows.pop(e["before"]["id"], None)
+        if e["after"] is not None:
+            rows[e["after"]["id"]] = (e["after"]["status"], e["after"]["total"])
+    return rows
+
+
+def live_rows(table: Any, key: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of a PyIceberg table as the specification says: a delete applies to data of a lower sequence number."""
+    import pyarrow.parquet as pq
+    from pyiceberg.manifest import DataFileContent
+
+    data: list[tuple[int, list[dict[str, Any]]]] = []
+    deletes: list[tuple[int, set[tuple[Any, ...]]]] = []
+    snapshot = table.current_snapshot()
+    for manifest in snapshot.manifests(table.io) if snapshot else ():
+        for entry in manifest.fetch_manifest_entry(table.io):
+            path = entry.data_file.file_path.removeprefix("file://")
+            rows = pq.read_table(path).to_pylist()
+            if entry.data_file.content == DataFileContent.DATA:
+                data.append((entry.sequence_number, rows))
+            else:
+                deletes.append((entry.sequence_number, {tuple(r[k] for k in key) for r in rows}))
+    return [
+        row
+        for number, rows in data
+        for row in rows
+        if not any(number < later and tuple(row[k] for k in key) in gone for later, gone in deletes)
+    ]

@@ -1,0 +1,286 @@
+"""The sink on a real catalog and a real log: loads, windows, restarts, fencing. Time is an argument."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
+from cdc_platform.changelog.segments import SegmentLog, SegmentWriter
+from cdc_platform.errors import CdcError, ConfigError, ConflictError
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.lake.snapshot import Column, Snapshot
+from cdc_platform.landing.position import LandingPosition, SourcePosition, landing_position
+from cdc_platform.landing.replay import replay
+from cdc_platform.landing.sink import TableSink
+from cdc_platform_tests.builders import ORDER_COLUMNS, event, fold, live_rows
+from cdc_platform_tests.landing.test_window import histories
+
+TABLE = "landing.orders"
+
+
+class Bench:
+    """A log that the test writes and a table that a sink keeps, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = Lake(
+            "lake",
+            {
+                "type": "sql",
+                "uri": f"sqlite:///{folder}/lake/catalog.db",
+                "warehouse": (folder / "warehouse").as_uri(),
+            },
+        )
+        self.folder = folder / "log"
+        self.writer = SegmentWriter(self.folder)
+        self.now = 0.0
+
+    def sink(self, *, table: str = TABLE, window_s: float = 1.0) -> TableSink:
+        return TableSink(
+            self.lake, table, key=("id",), log=SegmentLog(self.folder), window_s=window_s, clock=lambda: self.now
+        )
+
+    def write(self, *events: dict[str, Any]) -> None:
+        self.writer.append([json.dumps(e).encode() for e in events])
+        self.writer.sync()
+
+    def load(self, *ids: int, columns: tuple[Column, ...] = ORDER_COLUMNS, whole: bool = True, lsn: int = 1) -> None:
+        self.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in columns]))
+        self.write(*[event("r", i, lsn=lsn) for i in ids])
+        if whole:
+            self.writer.append_marker(marker(LOAD_END, 2))
+        self.writer.sync()
+
+    def rows(self, table: str = TABLE) -> dict[int, tuple[Any, Any]]:
+        loaded = self.lake.load(table)
+        found = live_rows(loaded, ("id",)) if loaded is not None else []
+        assert len(found) == len({r["id"] for r in found}), "a key stands twice"
+        return {r["id"]: (r["status"], str(r["total"])) for r in found}
+
+    def snapshots(self) -> list[Snapshot]:
+        history = self.lake.history(TABLE)
+        return [] if history is None else [*history.ancestry()][::-1]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_load_is_one_snapshot_without_deletes_however_it_is_read(bench: Bench) -> None:
+    bench.load(1, 2, 3)
+    sink = bench.sink()
+    sink.catch_up()
+    [snapshot] = bench.snapshots()
+    assert bench.rows() == {i: ("new", "1.00") for i in (1, 2, 3)}
+    assert (snapshot.total("data-files"), snapshot.total("delete-files")) == (1, 0)
+    assert snapshot.summary["cdc.events.read"] == "3"
+    assert sink.position == LandingPosition(log=5, window=1, source=None, source_ts_ms=1001, load=5)
+
+
+def test_half_a_load_is_not_seen_by_anyone(bench: Bench) -> None:
+    bench.load(1, 2, whole=False)
+    bench.sink().catch_up()
+    assert bench.snapshots() == []
+
+
+def test_a_window_has_one_delete_and_one_row_for_a_key_however_often_it_changed(bench: Bench) -> None:
+    bench.load(1, 2)
+    sink = bench.sink()
+    sink.catch_up()
+    bench.write(*[event("u", 1, status, lsn=10 + i) for i, status in enumerate("abc")], event("d", 2, lsn=20))
+    sink.catch_up()
+    last = bench.snapshots()[-1]
+    assert bench.rows() == {1: ("c", "1.00")}
+    assert last.summary["added-equality-deletes"] == "2"
+    assert last.summary["added-records"] == "1"
+    assert (last.summary["cdc.source-lsn"], last.summary["cdc.log-position"]) == ("0/20/0", "8")
+    assert {k: v for k, v in last.summary.items() if k.startswith("cdc.events.")} == {
+        "cdc.events.update": "3",
+        "cdc.events.delete": "1",
+    }
+
+
+def test_a_window_is_committed_when_its_time_is_over_and_not_before(bench: Bench) -> None:
+    bench.load(1)
+    sink = bench.sink(window_s=1.0)
+    sink.catch_up()
+    bench.write(event("u", 1, "a", lsn=10))
+    sink.step()
+    bench.now = 0.9
+    bench.write(event("u", 1, "b", lsn=11))
+    sink.step()
+    assert len(bench.snapshots()) == 1
+    bench.now = 1.0
+    sink.step()
+    assert len(bench.snapshots()) == 2
+    assert bench.rows() == {1: ("b", "1.00")}
+
+
+def test_a_new_load_replaces_the_table_and_takes_vanished_rows_with_it(bench: Bench) -> None:
+    bench.load(1, 2, 3)
+    bench.write(event("u", 2, "x", lsn=10))
+    bench.load(2, lsn=20)
+    bench.sink().catch_up()
+    assert bench.rows() == {2: ("new", "1.00")}
+    last = bench.snapshots()[-1]
+    assert (last.total("data-files"), last.total("delete-files"), last.total("equality-deletes")) == (1, 0, 0)
+
+
+def test_a_load_of_an_emptied_source_empties_the_table(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.load()
+    bench.sink().catch_up()
+    assert bench.rows() == {}
+    assert bench.snapshots()[-1].total("data-files") == 0
+
+
+def test_a_load_that_was_broken_off_is_void_and_the_next_one_counts(bench: Bench) -> None:
+    bench.load(1, 2, 99, whole=False)
+    bench.load(1, 2)
+    sink = bench.sink()
+    sink.catch_up()
+    assert bench.rows().keys() == {1, 2}
+
+
+def test_streamed_events_after_a_broken_load_are_kept_and_its_rows_are_not(bench: Bench) -> None:
+    bench.load(1)
+    bench.load(7, whole=False)
+    bench.write(event("c", 5, lsn=30))
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {1, 5}
+
+
+def test_a_truncate_empties_and_what_follows_it_in_the_window_stays(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.write(event("c", 3, lsn=10), event("t", None, lsn=11), event("c", 4, lsn=12))
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {4}
+    assert bench.snapshots()[-1].total("delete-files") == 0
+
+
+def test_events_sent_again_move_the_position_and_no_row(bench: Bench) -> None:
+    bench.load(1)
+    first = bench.sink()
+    bench.write(event("u", 1, "a", lsn=10), event("u", 1, "b", lsn=11))
+    first.catch_up()
+    bench.write(event("u", 1, "a", lsn=10))
+    again = bench.sink()
+    again.catch_up()
+    assert bench.rows() == {1: ("b", "1.00")}
+    last = bench.snapshots()[-1]
+    assert last.summary["cdc.events.stale"] == "1"
+    assert again.position.source == SourcePosition(0, 11, 0)
+    assert again.position.log == first.position.log + 1
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=histories(), data=st.data())
+def test_a_sink_that_dies_anywhere_goes_on_from_the_snapshot_alone(
+    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Each chunk is served by another sink; one that dies has read, and perhaps committed, and is forgotten."""
+    bench = Bench(tmp_path_factory.mktemp("bench"))
+    bench.load()
+    while events:
+        size = data.draw(st.integers(1, len(events)))
+        bench.write(*events[:size])
+        sink = bench.sink(window_s=data.draw(st.sampled_from([0.0, 1e9])))
+        for _ in range(data.draw(st.integers(0, 3))):
+            sink.step()
+        written, events = events[:size], events[size:]
+        bench.model = [*getattr(bench, "model", []), *written]  # type: ignore[attr-defined]
+    bench.sink().catch_up()
+    assert bench.rows() == fold(getattr(bench, "model", []))
+
+
+def test_two_sinks_on_one_table_the_second_commit_is_refused_and_changes_nothing(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    old, new = bench.sink(), bench.sink()
+    bench.write(event("u", 1, "a", lsn=10))
+    new.catch_up()
+    with pytest.raises(ConflictError, match=r"at window 2, this sink was at 1.*Another sink"):
+        old.catch_up()
+    assert bench.rows() == {1: ("a", "1.00")}
+    assert len(bench.snapshots()) == 2
+
+
+def test_a_foreign_commit_in_between_is_taken_in_and_loses_nothing(bench: Bench) -> None:
+    bench.load(1)
+    sink = bench.sink()
+    sink.catch_up()
+    other = bench.lake.catalog.load_table(TABLE)
+    other.manage_snapshots().create_tag(other.metadata.current_snapshot_id, "reader_x").commit()
+    bench.write(event("u", 1, "a", lsn=10))
+    sink.catch_up()
+    history = bench.lake.history(TABLE)
+    assert bench.rows() == {1: ("a", "1.00")}
+    assert history is not None
+    assert "reader_x" in history.refs
+
+
+def test_the_position_outlives_the_expiry_of_its_snapshot(bench: Bench) -> None:
+    bench.load(1)
+    sink = bench.sink()
+    sink.catch_up()
+    history = bench.lake.history(TABLE)
+    assert history is not None
+    bare = type(history)(TABLE, history.columns, None, {}, history.properties)
+    assert landing_position(bare) == sink.position
+
+
+def test_a_load_with_other_columns_is_refused_and_goes_on_once_the_table_is_dropped(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    wider = (*ORDER_COLUMNS, Column("extra", "string", False))
+    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in wider]))
+    row = event("r", 2, lsn=9)
+    row["after"]["extra"] = "e"
+    bench.write(row)
+    bench.writer.append_marker(marker(LOAD_END, 2))
+    bench.writer.sync()
+    with pytest.raises(ConfigError, match=r"extra string.*Drop landing\.orders"):
+        bench.sink().catch_up()
+    assert bench.rows().keys() == {1}
+    bench.lake.catalog.drop_table(TABLE)
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {2}
+
+
+def test_changes_before_any_load_are_refused(bench: Bench) -> None:
+    bench.write(event("c", 1))
+    with pytest.raises(CdcError, match="changes before any initial load"):
+        bench.sink().catch_up()
+
+
+def test_a_replay_of_the_log_is_the_table_again(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.write(event("u", 1, "a", lsn=10), event("d", 2, lsn=11), event("c", 3, lsn=12))
+    bench.sink().catch_up()
+    bench.write(event("c", 4, lsn=13))
+    bench.sink().catch_up()
+    for _ in range(2):  # A table of an earlier replay is replaced.
+        replay(bench.lake, SegmentLog(bench.folder), key=("id",), into="landing.again")
+    assert bench.rows("landing.again") == bench.rows() == {i: v for i, v in {1: ("a", "1.00"), 3: ("new", "1.00"), 4: ("new", "1.00")}.items()}
+
+
+def test_equality_ids_are_ints_as_the_specification_says(bench: Bench) -> None:
+    """PyIceberg would declare longs; Java's reader fails on them with a ClassCastException."""
+    import fastavro
+
+    bench.load(1)
+    bench.write(event("u", 1, "a", lsn=10))
+    bench.sink().catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    [deletes] = [m for m in snapshot.manifests(table.io) if m.content == 1]
+    with Path(deletes.manifest_path.removeprefix("file://")).open("rb") as file:
+        schema = json.dumps(fastavro.reader(file).writer_schema)
+    assert '"items": "int"' in schema[schema.index("equality_ids") :][:300]
