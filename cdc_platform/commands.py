@@ -52,17 +52,20 @@ def recapture(project: Path | None, source: str, yes: bool) -> None:
     """Drop SOURCE's slot and offsets, so that capture begins with a new initial load.
 
     The load replaces each landing table in one snapshot; curated takes only what differs. The change log is
-    kept. Capture must not be running; the stack starts it again by itself.
+    kept. The stack's capture of SOURCE is stopped meanwhile; one that runs elsewhere you stop first.
     """
     from cdc_platform.capture.service import recapture as forget
+    from cdc_platform.stack.control import Stack
+    from cdc_platform.stack.services import CAPTURE
 
     deployment = Deployment.load(project)
     if source not in deployment.registry.sources:
         raise click.UsageError(f"no source `{source}`; declared: {', '.join(deployment.registry.sources)}")
     if not yes:
         click.confirm(f"Take a new initial load of every table of `{source}`?", abort=True)
-    forget(deployment, source)
-    click.echo("Done. Capture begins with an initial load when it starts next.")
+    with Stack(deployment).paused(f"{CAPTURE}{source}"):
+        forget(deployment, source)
+    click.echo("Done. Capture begins with an initial load; `cdc-platform check TABLE` waits for it.")
 
 
 @click.command()
@@ -108,7 +111,7 @@ def merge(project: Path | None, table: str, as_json: bool) -> None:
     """
     result = Operations(Deployment.load(project)).merge(table)
     if as_json:
-        ids = {"upstream_id": str(result.upstream_id)}
+        ids: dict[str, str | None] = {"upstream_id": str(result.upstream_id)}
         ids["snapshot_id"] = str(result.snapshot_id) if result.snapshot_id is not None else None
         click.echo(json.dumps(asdict(result) | ids))
     elif result.snapshot_id is None:

@@ -87,7 +87,7 @@ class Deployment:
         postgres = self.registry.sources[source].postgres
         if postgres.embedded is not None:
             return f"{self.endpoint('postgres')}/{postgres.embedded}"
-        assert postgres.url is not None  # noqa: S101  The model allows exactly one of the two.
+        assert postgres.url is not None
         url = os.environ.get(postgres.url.env)
         if not url:
             raise ConfigError(

@@ -5,7 +5,7 @@ Heavy libraries are imported inside the methods, for Dagster's code location loa
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -63,7 +63,7 @@ class Operations:
         return SegmentLog(self.deployment.changelog_dir(name))
 
     @contextmanager
-    def spark(self) -> "Iterator[Spark]":
+    def spark(self) -> "Generator[Spark]":
         """A Spark Connect session of its own."""
         from cdc_platform.lake.spark import spark_session
 
@@ -93,9 +93,7 @@ class Operations:
 
         position = replay(self.lake, self.changelog(name), key=self.deployment.table(name).key, into=into)
         with self.spark() as spark:
-            served, rebuilt = (
-                quoted(self.lake.name, *table.split(".")) for table in (landing_table(name), into)
-            )
+            served, rebuilt = (quoted(self.lake.name, *table.split(".")) for table in (landing_table(name), into))
             return position, rows_apart(spark, served, rebuilt)
 
     def converge(self, name: str, stage: Stage) -> "Verdict":
@@ -120,9 +118,7 @@ class Operations:
                     measures=measures,
                 )
                 return converge(
-                    lambda: read_cut(
-                        engine, schema=table.source_schema, table=table.source_table, measures=measures
-                    ),
+                    lambda: read_cut(engine, schema=table.source_schema, table=table.source_table, measures=measures),
                     compared,
                     within_s=table.convergence.within.total_seconds(),
                 )

@@ -6,7 +6,11 @@ from typing import Any
 
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
 
-ORDER_COLUMNS = (Column("id", "long", True), Column("status", "string", False), Column("total", "decimal(12, 2)", False))
+ORDER_COLUMNS = (
+    Column("id", "long", True),
+    Column("status", "string", False),
+    Column("total", "decimal(12, 2)", False),
+)
 
 
 def history(table: str, *snapshots: tuple[str, dict[str, str]], refs: dict[str, int] | None = None) -> TableHistory:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from cdc_platform.capture.settings import NOTIFICATIONS
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
@@ -98,12 +98,11 @@ class Router:
                 return name
         return None
 
-    def _notified(self, notification: dict[str, object], touched: set[str]) -> None:
+    def _notified(self, notification: dict[str, Any], touched: set[str]) -> None:
         if notification["aggregate_type"] != _LOAD:
             return
-        kind, ts_ms = notification["type"], int(str(notification["timestamp"]))
-        data = notification.get("additional_data") or {}
-        assert isinstance(data, dict)  # noqa: S101
+        kind, ts_ms = notification["type"], int(notification["timestamp"])
+        data: dict[str, Any] = notification.get("additional_data") or {}
         if kind == "IN_PROGRESS":
             name = self._named(str(data.get("current_collection_in_progress")))
             if name is not None:

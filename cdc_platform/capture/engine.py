@@ -7,6 +7,11 @@ like a source without changes. JPype starts one JVM in a process, for good: one 
 SIGTERM to the service.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -41,7 +46,7 @@ def run_engine(
     @jpype.JImplements("io/debezium/engine/DebeziumEngine$ChangeConsumer")
     class Consumer:
         @jpype.JOverride
-        def handleBatch(self, records: Any, committer: Any) -> None:  # noqa: N802
+        def handleBatch(self, records: Any, committer: Any) -> None:
             try:
                 handle((str(r.destination()), _text(r.value())) for r in records)
             except BaseException as error:
@@ -52,7 +57,7 @@ def run_engine(
             committer.markBatchFinished()
 
         @jpype.JOverride
-        def supportsTombstoneEvents(self) -> bool:  # noqa: N802
+        def supportsTombstoneEvents(self) -> bool:
             return True
 
     @jpype.JImplements("io/debezium/engine/DebeziumEngine$CompletionCallback")
@@ -65,9 +70,7 @@ def run_engine(
     for key, value in properties.items():
         java.setProperty(key, value)
     where = f"Debezium connector {properties['name']}"
-    engine: Any = (
-        JDebeziumEngine.create(EngineFormat.JSON).using(java).notifying(Consumer()).using(Completed()).build()
-    )
+    engine: Any = JDebeziumEngine.create(EngineFormat.JSON).using(java).notifying(Consumer()).using(Completed()).build()
     thread = threading.Thread(target=engine.run, name="debezium", daemon=True)
     thread.start()
     while thread.is_alive() and not stopping.wait(0.2):

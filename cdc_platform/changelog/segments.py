@@ -186,7 +186,7 @@ class SegmentLog:
         self._position = _first_offset(segment)
 
     def _whole_lines(self, bytes_max: int) -> bytes:
-        assert self._file is not None  # noqa: S101
+        assert self._file is not None
         begin = self._file.tell()
         data = self._file.read(bytes_max)
         while (cut := data.rfind(b"\n") + 1) == 0:  # Bounded by the file: a line longer than the block.
@@ -209,13 +209,12 @@ class SegmentLog:
                 action="Take a new initial load: `cdc-platform recapture SOURCE`",
             )
         self._open(holding[-1])
-        assert self._file is not None  # noqa: S101
+        assert self._file is not None
         while self._position < start:  # Bounded by the segment's size.
             if not self._file.readline().endswith(b"\n"):
                 raise InvariantError(
                     f"the log ends at {self._position}, before record {start}",
                     where=str(self._folder),
-                    action="The log was cut or replaced; take a new initial load: "
-                    "`cdc-platform recapture SOURCE`",
+                    action="The log was cut or replaced; take a new initial load: `cdc-platform recapture SOURCE`",
                 )
             self._position += 1

@@ -52,4 +52,5 @@ def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> Stat
 
 def _position(event: dict[str, Any]) -> tuple[int, int, int]:
     commit, lsn = json.loads(event["source"]["sequence"])
-    return int(commit or 0), int(lsn), int((event.get("transaction") or {}).get("total_order") or 0)
+    transaction: dict[str, Any] = event.get("transaction") or {}
+    return int(commit or 0), int(lsn), int(transaction.get("total_order") or 0)

@@ -70,9 +70,7 @@ class LandingStage:
             state_sql(self.measures, table=f"{name} VERSION AS OF {snapshot_id}", quote="`", as_text="string")
         )
         lines = self._lines(self._log_before, position.log)
-        return Reading(
-            snapshot_id, State.of_groups(self.measures, groups), expected_state(self.measures, cut, lines)
-        )
+        return Reading(snapshot_id, State.of_groups(self.measures, groups), expected_state(self.measures, cut, lines))
 
     @property
     def _table(self) -> str:
@@ -81,7 +79,7 @@ class LandingStage:
     def _at(self) -> tuple[str, int, LandingPosition]:
         """Table, snapshot to read, and the change-log position through which that snapshot is complete."""
         history = self._history(self._table)
-        assert history.head_id is not None  # noqa: S101
+        assert history.head_id is not None
         return self._table, history.head_id, landing_position(history)
 
     def _history(self, table: str) -> TableHistory:
@@ -125,6 +123,6 @@ class CuratedStage(LandingStage):
                 where=self._table,
                 action="Merge again: job `merge_curated`",
             )
-        assert curated.head_id is not None  # noqa: S101
+        assert curated.head_id is not None
         position = LandingPosition.of(upstream.summary, f"landing snapshot {upstream.snapshot_id}")
         return self._table, curated.head_id, position

@@ -27,7 +27,12 @@ _UNTRUE = 5
 
 @click.command()
 @click.option("--once", is_flag=True, help="Stop everything after the story.")
-@click.option("--json", "as_json", is_flag=True, help="Print the measured figures as JSON on stdout, the story on stderr.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the measured figures as JSON on stdout, the story on stderr.",
+)
 @click.pass_obj
 def demo(project: Path | None, once: bool, as_json: bool) -> None:
     """Capture a seeded PostgreSQL into Iceberg and tell, with measured figures, what the platform makes of it.
@@ -51,7 +56,10 @@ def demo(project: Path | None, once: bool, as_json: bool) -> None:
         raise
     if as_json:
         click.echo(json.dumps(story.figures))
-    console.print(f"\nTold in {story.figures['total_s']:.0f} s.", "Every claim held." if true else "NOT TRUE: " + ", ".join(story.untrue))
+    console.print(
+        f"\nTold in {story.figures['total_s']:.0f} s.",
+        "Every claim held." if true else "NOT TRUE: " + ", ".join(story.untrue),
+    )
     if once:
         stack.stop()
     else:
@@ -84,7 +92,11 @@ def _play(project: Path, stack: Stack, console: Console) -> tuple[Story, bool]:
 def _prepare(deployment: Deployment) -> None:
     """Make sure that this is the bookshop's deployment and that its state may begin anew."""
     source = deployment.registry.sources.get(_SOURCE)
-    if source is None or source.postgres.embedded is None or {"orders", "order_items"} - set(deployment.registry.tables):
+    if (
+        source is None
+        or source.postgres.embedded is None
+        or {"orders", "order_items"} - set(deployment.registry.tables)
+    ):
         raise ConfigError(
             "the demo tells of the embedded source `bookshop` and its tables `orders` and `order_items`",
             where=str(deployment.project / "tables.yaml"),

@@ -45,14 +45,18 @@ class DagsterApi:
         )["launchRun"]
         if answer["__typename"] != "LaunchRunSuccess":
             raise UnavailableError(
-                f"the run was refused ({answer['__typename']})", where=f"job {job}", action=f"Look at {self._url}"
+                f"the run was refused ({answer['__typename']})",
+                where=f"job {job}",
+                action=f"Look at {self._url}",
             )
         run_id = str(answer["run"]["runId"])
         give_up = time.monotonic() + _RUN_WITHIN_S
         while (status := self._status(run_id)) not in _DONE:
             if time.monotonic() > give_up:
                 raise LimitError(
-                    f"not done after {_RUN_WITHIN_S} s", where=f"run {run_id}", action=f"Look at {self._url}/runs"
+                    f"not done after {_RUN_WITHIN_S} s",
+                    where=f"run {run_id}",
+                    action=f"Look at {self._url}/runs",
                 )
             time.sleep(_POLL_S)
         if status != "SUCCESS":
@@ -87,7 +91,9 @@ class DagsterApi:
         )["repositoryOrError"]
         if found["__typename"] != "Repository":
             raise UnavailableError(
-                f"the code location is not loaded ({found['__typename']})", where=self._url, action="Look at its UI"
+                f"the code location is not loaded ({found['__typename']})",
+                where=self._url,
+                action="Look at its UI",
             )
         for kind in ("sensor", "schedule"):
             for one in found[f"{kind}s"]:
@@ -106,9 +112,7 @@ class DagsterApi:
             self._ask(f"mutation($i: String) {{ {stop[kind]}(id: $i) {{ __typename }} }}", i=state_id)
 
     def _status(self, run_id: str) -> str:
-        answer = self._ask(
-            "query($r: ID!) { runOrError(runId: $r) { ... on Run { status } } }", r=run_id
-        )
+        answer = self._ask("query($r: ID!) { runOrError(runId: $r) { ... on Run { status } } }", r=run_id)
         return str(answer["runOrError"].get("status"))
 
     def _ask(self, query: str, **variables: Any) -> Any:
@@ -131,6 +135,8 @@ class DagsterApi:
             ) from error
         if answer.get("errors"):
             raise UnavailableError(
-                f"it refused a query ({answer['errors'][0]['message']})", where=self._url, action="Report this"
+                f"it refused a query ({answer['errors'][0]['message']})",
+                where=self._url,
+                action="Report this",
             )
         return answer["data"]

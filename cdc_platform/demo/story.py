@@ -8,7 +8,7 @@ Merges, rewrites and checks run as Dagster runs, so that the UI shows what the s
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -144,7 +144,8 @@ class Story:
                 before = changed_rows(spark, curated, 0)
             equal = self._converged("orders", "curated") and self._converged("order_items", "curated")
             self._say(
-                equal, f"{len(before):,} curated orders, equal to the source; the reader's watermark is {watermark}"
+                equal,
+                f"{len(before):,} curated orders, equal to the source; the reader's watermark is {watermark}",
             )
         with self._scene("Second MERGE"):
             bookshop.changes_for_a_delta(self.operations.engine("orders"))
@@ -199,7 +200,7 @@ class Story:
         return quoted(self.operations.lake.name, *table.split("."))
 
     @contextmanager
-    def _scene(self, title: str) -> Iterator[None]:
+    def _scene(self, title: str) -> Generator[None]:
         """Show the scene's name while it plays."""
         self._title = title
         with self.console.status(f"{title} ..."):

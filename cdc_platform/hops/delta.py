@@ -5,6 +5,11 @@ Rule: with aggregate push-down on, `max(_last_updated_sequence_number)` fails wi
 Iceberg 1.12.0 (checked), so it is off for these statements.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 from typing import TYPE_CHECKING
 
 from cdc_platform.lake.spark import Spark

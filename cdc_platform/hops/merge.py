@@ -4,8 +4,9 @@ Belongs here: the decision from both tables' histories, and the run. Does not: S
 retries and schedules (`orchestration`).
 Rules: the MERGE's own snapshot says which upstream snapshot it was made from (`cdc.upstream-snapshot`, set for
 this session alone), so a run killed at any point leaves either the old state or the new, and the next decision
-knows which. The reader tag on landing follows it. A no-op copy-on-write MERGE would rewrite every file (measured), so the difference is counted first
-and nothing is committed when it is none. `replace` snapshots of landing change no row and are not merged.
+knows which. The reader tag on landing follows it. A no-op copy-on-write MERGE would rewrite every file
+(measured), so the difference is counted first and nothing is committed when it is none. `replace` snapshots of
+landing change no row and are not merged.
 """
 
 import time
@@ -67,9 +68,7 @@ def merge_decision(name: str, landing: TableHistory | None, curated: TableHistor
         return MergeDecision(False, None, "landing's initial load is not complete; merging now would delete rows")
     merged = merged_through(name, landing, curated)
     if merged is not None and merged.snapshot_id == upstream.snapshot_id:
-        return MergeDecision(
-            False, upstream, f"curated is complete through landing snapshot {merged.snapshot_id}"
-        )
+        return MergeDecision(False, upstream, f"curated is complete through landing snapshot {merged.snapshot_id}")
     pending = 0
     for snapshot in landing.ancestry():
         if merged is not None and snapshot.snapshot_id == merged.snapshot_id:

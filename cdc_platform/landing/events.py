@@ -9,6 +9,11 @@ Rules: `pyarrow.json` with an explicit schema is strict (it refuses 1.5 for an i
 fields that the schema lacks, so a changed column set is looked for separately (`check_columns`).
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 import base64
 import json
 import re
@@ -75,9 +80,7 @@ class Decoder:
                 ("after", pa.struct(row)),
                 (
                     "source",
-                    pa.struct(
-                        [("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64())]
-                    ),
+                    pa.struct([("sequence", pa.string()), ("lsn", pa.int64()), ("ts_ms", pa.int64())]),
                 ),
                 ("transaction", pa.struct([("total_order", pa.int64())])),
             ]
@@ -112,9 +115,7 @@ class Decoder:
             return pa_json.read_json(
                 pa.BufferReader(lines),
                 read_options=pa_json.ReadOptions(block_size=block_bytes),
-                parse_options=pa_json.ParseOptions(
-                    explicit_schema=self._schema, unexpected_field_behavior="ignore"
-                ),
+                parse_options=pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
             )
 
         try:
@@ -206,8 +207,7 @@ class Decoder:
                 continue
             added, gone = sorted(found - expected), sorted(expected - found)
             raise ConfigError(
-                f"the source's columns changed (new: {', '.join(added) or 'none'}; "
-                f"gone: {', '.join(gone) or 'none'})",
+                f"the source's columns changed (new: {', '.join(added) or 'none'}; gone: {', '.join(gone) or 'none'})",
                 where=where,
                 action="This table stands still and its change log is kept. Drop its landing and curated "
                 "tables and take a new initial load: `cdc-platform recapture SOURCE`",

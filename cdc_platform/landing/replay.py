@@ -4,6 +4,11 @@ Belongs here: the replay. Does not: proving that both are equal (`convergence/ro
 other's place.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 from cdc_platform.changelog.log import ChangeLog
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.position import LandingPosition

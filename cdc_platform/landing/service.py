@@ -49,10 +49,11 @@ def run(deployment: Deployment, report: Report) -> None:
                 one.sink, one.error = None, error
                 one.retry_at = time.monotonic() + one.wait_s
                 one.wait_s = min(2 * one.wait_s, _RETRY_MAX_S)
-        facts = {name: _facts(one) for name, one in served.items()}
-        if facts != reported:
-            report.progress(tables=facts)
-            reported = facts
+        positions = {name: _position(one) for name, one in served.items()}
+        problems = [str(one.error) for one in served.values() if one.error is not None]
+        if (positions, problems) != reported:
+            report.progress(tables=positions, problems=problems)
+            reported = (positions, problems)
         if not busy:
             report.stopping.wait(_IDLE_S)
     for one in served.values():
@@ -71,7 +72,7 @@ def _open(deployment: Deployment, lake: Lake, name: str) -> TableSink:
     )
 
 
-def _facts(one: _Served) -> dict[str, object]:
-    if one.error is not None:
-        return {"where": one.error.where, "error": one.error.what, "action": one.error.action}
-    return {"window": one.sink.position.window, "log_position": one.sink.position.log} if one.sink else {}
+def _position(one: _Served) -> dict[str, int]:
+    if one.sink is None:
+        return {}
+    return {"window": one.sink.position.window, "log_position": one.sink.position.log}

@@ -10,6 +10,11 @@ ever sees half a load, and rows that vanished before it vanish with it. It needs
 A load that a streamed event interrupts was broken off (capture died) and is dropped; capture begins another.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 import json
 import time
 from collections.abc import Callable
@@ -95,9 +100,7 @@ class TableSink:
     def _is_due(self) -> bool:
         if self._window.is_empty:
             return False
-        return (
-            self._window.bytes >= _WINDOW_BYTES_MAX or self._clock() - self._opened_at >= self._window_s
-        )
+        return self._window.bytes >= _WINDOW_BYTES_MAX or self._clock() - self._opened_at >= self._window_s
 
     def _take(self, batch: Batch) -> None:
         if batch.lines.startswith(b'{"op":"load_'):
@@ -166,9 +169,7 @@ class TableSink:
         old = self.position.source
         # A source with lower positions than the table's is another server: its order begins anew.
         source = old if old is not None and load.lsn >= old.lsn else None
-        after = self.position.after(
-            log=self._read_to, load=self._read_to, source=source, source_ts_ms=load.ts_ms
-        )
+        after = self.position.after(log=self._read_to, load=self._read_to, source=source, source_ts_ms=load.ts_ms)
         self._table.commit(
             self.position,
             after,

@@ -7,6 +7,11 @@ seen is such a one, and is dropped before the collapse, or it would undo newer c
 share one LSN and are never dropped: their load stands for the whole table.
 """
 
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,7 +53,8 @@ class Window:
         if fresh.num_rows == 0:
             return
         for value in pc.value_counts(fresh[OP]).to_pylist():
-            self.counts[_NAMES.get(value["values"], value["values"])] += value["counts"]
+            kind = str(value["values"])
+            self.counts[_NAMES.get(kind, kind)] += int(value["counts"] or 0)
         self.ts_ms = max(self.ts_ms, pc.max(fresh[TS_MS]).as_py() or 0)
         truncates = pc.indices_nonzero(pc.equal(fresh[OP], "t"))
         if len(truncates):
@@ -77,9 +83,7 @@ def last_of_each_key(changes: "pa.Table", key: tuple[str, ...]) -> "pa.Table":
     return changes.take(last["_i_max"]).sort_by([(name, "ascending") for name in key])
 
 
-def drop_redelivered(
-    changes: "pa.Table", newest: SourcePosition | None
-) -> "tuple[pa.Table, SourcePosition | None]":
+def drop_redelivered(changes: "pa.Table", newest: SourcePosition | None) -> "tuple[pa.Table, SourcePosition | None]":
     """Return the changes that are new, and the newest source position among all seen.
 
     A row is new when it is a read, or when its position is after those of all streamed rows before it. The delete

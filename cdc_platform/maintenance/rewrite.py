@@ -105,9 +105,7 @@ def rewrite_data_files(spark: Spark, lake: Lake, table: str) -> RewriteEffect:
             rewritten = rewritten or snapshot
     if rewritten is not None:
         _rows_unchanged(spark, lake, table, rewritten)
-    return RewriteEffect(
-        rewritten.snapshot_id if rewritten else None, before, table_files(spark, lake, table), took_s
-    )
+    return RewriteEffect(rewritten.snapshot_id if rewritten else None, before, table_files(spark, lake, table), took_s)
 
 
 def _rows_unchanged(spark: Spark, lake: Lake, table: str, rewritten: Snapshot) -> None:

@@ -197,9 +197,7 @@ def _rewrite(name: str, table: Table) -> dg.AssetsDefinition:
         retry_policy=_RETRIES,
         pool=f"landing_{name}",
     )
-    def rewrite_data_files(
-        context: dg.AssetExecutionContext, tables: dg.ResourceParam[Tables]
-    ) -> dg.MaterializeResult:
+    def rewrite_data_files(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Tables]) -> dg.MaterializeResult:
         with as_failure():
             effect = tables.rewrite_data_files(name)
         figures = _files("before", effect.before) | _files("after", effect.after)
@@ -211,9 +209,7 @@ def _rewrite(name: str, table: Table) -> dg.AssetsDefinition:
             figures["snapshot_id"] = str(effect.snapshot_id)
         figures["outcome"] = outcome
         context.log_event(
-            dg.AssetObservation(
-                landing_key(name), metadata=figures, description=f"rewrite_data_files: {outcome}"
-            )
+            dg.AssetObservation(landing_key(name), metadata=figures, description=f"rewrite_data_files: {outcome}")
         )
         return dg.MaterializeResult(metadata=figures)
 

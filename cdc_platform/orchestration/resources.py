@@ -109,9 +109,7 @@ class Platform(dg.ConfigurableResource):
             engine = source_engine(deployment.source_url(table.source_name))
             with spark_session(deployment.spark_url) as spark:
                 return converge(
-                    lambda: read_cut(
-                        engine, schema=table.source_schema, table=table.source_table, measures=measures
-                    ),
+                    lambda: read_cut(engine, schema=table.source_schema, table=table.source_table, measures=measures),
                     stage_of(
                         name=name,
                         engine=engine,

@@ -40,16 +40,14 @@ from cdc_platform.registry.model import Registry, Table
 
 _CURSOR_VERSION = 1
 _CHECK_RECORDS_READ_MAX = 10  # The newest may be of runs that have not evaluated the check, or never did.
-_Event = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+_Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     """The sensors of a registry."""
     return [
         _landing_snapshots(registry),
-        _starting(
-            MERGE, merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."
-        ),
+        _starting(MERGE, merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."),
         _starting(
             REWRITE,
             rewrite_data_files,
@@ -171,9 +169,7 @@ def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports what the sink has committed to landing since the last tick, one event a table.",
     )
-    def landing_snapshots(
-        context: dg.SensorEvaluationContext, tables: dg.ResourceParam[Tables]
-    ) -> dg.SensorResult:
+    def landing_snapshots(context: dg.SensorEvaluationContext, tables: dg.ResourceParam[Tables]) -> dg.SensorResult:
         seen = _parsed(context.cursor)
         events: list[_Event] = []
 
@@ -225,9 +221,7 @@ def _columns_text(history: TableHistory) -> str:
 def _landing_events(
     name: str, table: Table, history: TableHistory, newest: Snapshot, before: Seen
 ) -> Iterator[dg.AssetMaterialization]:
-    unreported = list(
-        takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, filter(landed, history.ancestry()))
-    )
+    unreported = list(takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, filter(landed, history.ancestry())))
     position: dict[str, Any] = {"log_position": newest.summary[LOG_POSITION]}
     if source_lsn := newest.summary.get(SOURCE_LSN):
         position["source_lsn"] = source_lsn
@@ -244,9 +238,7 @@ def _landing_events(
             "snapshot_id": str(newest.snapshot_id),
             "snapshots_reported": len(unreported),
             "snapshots": len(history.snapshots),
-            "commits_since_rewrite": rewrite_decision(
-                history, commits_max=table.landing.rewrite_after_commits
-            ).commits,
+            "commits_since_rewrite": rewrite_decision(history, commits_max=table.landing.rewrite_after_commits).commits,
             "data_files": head.total("data-files"),
             "delete_files": head.total("delete-files"),
             "equality_deletes": head.total("equality-deletes"),
@@ -257,8 +249,9 @@ def _landing_events(
     )
 
 
-def _schema_event(table: Table, history: TableHistory) -> dg.AssetObservation:
-    return dg.AssetObservation(
+def _schema_event(table: Table, history: TableHistory) -> dg.AssetMaterialization:
+    """The source's columns; a materialization, because the catalog shows no columns of an observation."""
+    return dg.AssetMaterialization(
         source_key(table),
         description="Columns as they arrived in landing",
         metadata={"dagster/column_schema": column_schema(history)},

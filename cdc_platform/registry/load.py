@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
     seen: set[Hashable] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
+        key: Hashable = loader.construct_object(key_node)  # pyright: ignore[reportUnknownMemberType]
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"`{key}` is given twice", key_node.start_mark)
         seen.add(key)
@@ -57,9 +57,10 @@ def load_registry(file: Path) -> Registry:
         return Registry.model_validate(declared)
     except ValidationError as error:
         findings = error.errors(include_url=False, include_context=False)
-        first = findings[0]
+        # A misspelt key is also a missing one: the misspelling is what the operator sees in the file.
+        first = next((f for f in findings if f["type"] == "extra_forbidden"), findings[0])
         path: _Path = tuple(part for part in first["loc"] if part != "[key]")
-        more = f" ({len(findings) - 1} more after it)" if len(findings) > 1 else ""
+        more = f" ({len(findings) - 1} more in this file)" if len(findings) > 1 else ""
         raise ConfigError(
             f"{_what(first['type'], first['msg'])}{more}",
             where=f"{file}:{_line(node, path)}: {_dotted(path)}",

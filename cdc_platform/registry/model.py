@@ -46,8 +46,8 @@ class EnvVar(_Declared):
 class Postgres(_Declared):
     """One PostgreSQL database: the stack's own (`embedded`) or yours (`url`)."""
 
-    embedded: Name | None = Field(None, description="Database in the stack's PostgreSQL, made by `up`.")
-    url: EnvVar | None = Field(None, description="Variable that holds postgresql://user:password@host/db.")
+    embedded: Name | None = Field(default=None, description="Database in the stack's PostgreSQL, made by `up`.")
+    url: EnvVar | None = Field(default=None, description="Variable that holds postgresql://user:password@host/db.")
 
     @model_validator(mode="after")
     def _one_address(self) -> Self:
@@ -65,25 +65,26 @@ class Source(_Declared):
 class Convergence(_Declared):
     """What is compared between the source and each stage, and how long a stage may take to get there."""
 
-    sums: tuple[Column, ...] = Field((), description="Integer columns whose sums are compared.")
-    distribution: Column | None = Field(None, description="Column whose count per value is compared.")
-    within: Duration = Field(timedelta(seconds=60), description="Polled this long before giving up.")
+    sums: tuple[Column, ...] = Field(default=(), description="Integer columns whose sums are compared.")
+    distribution: Column | None = Field(default=None, description="Column whose count per value is compared.")
+    within: Duration = Field(default=timedelta(seconds=60), description="Polled this long before giving up.")
 
 
 class Landing(_Declared):
     """Policy of the landing table."""
 
-    window: Duration = Field(timedelta(seconds=1), description="Commit window: at most one snapshot in it.")
-    rewrite_after_commits: int = Field(10, ge=2, description="Landing commits that start rewrite_data_files.")
+    window: Duration = Field(default=timedelta(seconds=1), description="Commit window: at most one snapshot in it.")
+    rewrite_after_commits: int = Field(default=10, ge=2, description="Landing commits that start rewrite_data_files.")
 
 
 class Curated(_Declared):
     """The curated table's contract and promise."""
 
     contract: tuple[Column, ...] = Field(
-        (), description="Columns whose change is a change for consumers; empty: all that are not the key."
+        default=(),
+        description="Columns whose change is a change for consumers; empty: all that are not the key.",
     )
-    freshness: Duration = Field(timedelta(minutes=5), description="Oldest allowed last merge.")
+    freshness: Duration = Field(default=timedelta(minutes=5), description="Oldest allowed last merge.")
 
 
 class Table(_Declared):
@@ -140,24 +141,24 @@ class Table(_Declared):
 class Automation(_Declared):
     """How Dagster's sensors drive the tables."""
 
-    attempts_max: int = Field(3, ge=1, le=20, description="Runs for one target before it is given up, loudly.")
+    attempts_max: int = Field(default=3, ge=1, le=20, description="Runs for one target before it is given up, loudly.")
 
 
 class Ports(_Declared):
     """Loopback ports of the embedded services; a port that is not given is a free one."""
 
-    postgres: int | None = Field(None, ge=1024, le=65535)
-    spark: int | None = Field(None, ge=1024, le=65535)
-    webserver: int | None = Field(None, ge=1024, le=65535)
+    postgres: int | None = Field(default=None, ge=1024, le=65535)
+    spark: int | None = Field(default=None, ge=1024, le=65535)
+    webserver: int | None = Field(default=None, ge=1024, le=65535)
 
 
 class Stack(_Declared):
     """The embedded services."""
 
-    state: str = Field(".cdc-platform", description="Folder for all state, relative to tables.yaml.")
+    state: str = Field(default=".cdc-platform", description="Folder for all state, relative to tables.yaml.")
     ports: Ports = Ports()
-    spark_memory_mb: int = Field(3072, ge=1024, description="Spark driver's heap.")
-    capture_memory_mb: int = Field(1024, ge=256, description="Debezium's heap, for each source.")
+    spark_memory_mb: int = Field(default=3072, ge=1024, description="Spark driver's heap.")
+    capture_memory_mb: int = Field(default=1024, ge=256, description="Debezium's heap, for each source.")
 
 
 class Registry(_Declared):

@@ -150,17 +150,11 @@ def _table(connection: Connection, name: str, table: Table) -> tuple[tuple[Colum
     return tuple(columns), findings
 
 
-def _key(
-    connection: Connection, where: str, quoted: str, table: Table, rows: list[dict[str, Any]]
-) -> list[Finding]:
+def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[dict[str, Any]]) -> list[Finding]:
     names = [row["name"] for row in rows]
     if unknown := [k for k in table.key if k not in names]:
-        return [
-            Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")
-        ]
-    unique = connection.execute(
-        text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}
-    ).scalars()
+        return [Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")]
+    unique = connection.execute(text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}).scalars()
     if sorted(table.key) not in [sorted(columns) for columns in unique]:
         listed = ", ".join(table.key)
         return [
@@ -172,7 +166,9 @@ def _key(
         ]
     return [
         Finding(
-            where, f"key column `{row['name']}` may be NULL", f"Run `ALTER TABLE {quoted} ALTER {row['name']} SET NOT NULL`"
+            where,
+            f"key column `{row['name']}` may be NULL",
+            f"Run `ALTER TABLE {quoted} ALTER {row['name']} SET NOT NULL`",
         )
         for row in rows
         if row["name"] in table.key and not row["required"]
@@ -188,7 +184,11 @@ def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[F
         ("curated.contract", table.curated.contract),
     ):
         findings += [
-            Finding(where, f"`{entry}` names column `{n}`, which does not exist", f"Use some of: {', '.join(columns)}")
+            Finding(
+                where,
+                f"`{entry}` names column `{n}`, which does not exist",
+                f"Use some of: {', '.join(columns)}",
+            )
             for n in names
             if n not in columns
         ]
@@ -209,9 +209,7 @@ def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[F
     return findings
 
 
-def _slot(
-    connection: Connection, engine: Engine, slot: str, has_offsets: bool, source: str
-) -> list[Finding]:
+def _slot(connection: Connection, engine: Engine, slot: str, has_offsets: bool, source: str) -> list[Finding]:
     status = connection.execute(
         text("SELECT wal_status, active_pid FROM pg_replication_slots WHERE slot_name = :s"), {"s": slot}
     ).one_or_none()

@@ -3,7 +3,7 @@
 Belongs here: opening, timeouts, translating "no answer". Does not: the statements.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
@@ -25,7 +25,7 @@ def source_engine(url: str) -> Engine:
 
 
 @contextmanager
-def connected(engine: Engine, *, isolation: str = "READ COMMITTED") -> Iterator[Connection]:
+def connected(engine: Engine, *, isolation: str = "READ COMMITTED") -> Generator[Connection]:
     """A connection in one transaction, rolled back at the end unless committed."""
     try:
         with engine.connect().execution_options(isolation_level=isolation) as connection:

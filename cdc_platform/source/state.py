@@ -134,8 +134,6 @@ def captured_through(engine: Engine, slot: str) -> int | None:
     """WAL byte position through which the change log is complete, or None when the slot does not exist."""
     with connected(engine) as connection:
         return connection.execute(
-            text(
-                "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = :s"
-            ),
+            text("SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = :s"),
             {"s": slot},
         ).scalar_one_or_none()

@@ -23,7 +23,14 @@ from cdc_platform.stack.control import ServiceStatus, Stack
 
 _FOLLOWED_EVERY_S = 0.3
 _INTERRUPTED = 130  # The shell's code for Ctrl-C.
-_COLOURS = {"ready": "green", "starting": "yellow", "backing off": "red", "failed": "red", "stopped": "dim"}
+_COLOURS = {
+    "ready": "green",
+    "impaired": "red",
+    "starting": "yellow",
+    "backing off": "red",
+    "failed": "red",
+    "stopped": "dim",
+}
 
 
 @click.command()
@@ -92,12 +99,12 @@ def status(project: Path | None, as_json: bool) -> None:
     \b
     JSON: {"services": [...]}, each with
       service    its name, as `logs` takes it
-      state      ready | starting | backing off | failed | stopped
+      state      ready | impaired (a table of it stands still) | starting | backing off | failed | stopped
       pid        process id, or null
       uptime_s   seconds since that process started
       restarts   times it was started again since `up`
       memory_mb  resident memory of the process and its children
-      detail     the last error and its remedy, empty once the service is ready
+      detail     the last error and its remedy, empty once all is well
 
     Exit codes: 0 all ready, 4 otherwise.
     """

@@ -9,7 +9,8 @@ import fcntl
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ class ServiceStatus:
     """One line of `status`; the field names are its JSON keys."""
 
     service: str
-    state: str  # ready, starting, backing off, failed or stopped.
+    state: str  # ready, impaired (works, but not for all it serves), starting, backing off, failed or stopped.
     pid: int | None
     uptime_s: int
     restarts: int
     memory_mb: int
-    detail: str  # The last error and its remedy, until the service is ready again.
+    detail: str  # The last error and its remedy, until the service is ready again; what an impaired one fails at.
 
 
 class Stack:
@@ -128,6 +129,19 @@ class Stack:
         """Stop everything and leave no process; tell if anything ran."""
         return self._supervisor.stop()
 
+    @contextmanager
+    def paused(self, name: str) -> Generator[None]:
+        """Stop one service for a block, and start it again after; nothing when it does not run."""
+        known = self._supervisor.supervised().get(name)
+        if known is None or known.state == "STOPPED":
+            yield
+            return
+        self._supervisor.stop_service(name)
+        try:
+            yield
+        finally:
+            self._supervisor.start(name)
+
     def status(self) -> tuple[ServiceStatus, ...]:
         """Return how each service is now."""
         supervised, restarts = self._supervisor.supervised(), self._supervisor.restarts()
@@ -144,6 +158,8 @@ class Stack:
         memory_mb = processes.memory_mb(known.pid) if known.pid is not None else 0
         error = None if ready else self._error(service.name)
         detail = "" if error is None else str(_cdc_error(error))
+        if ready and (problems := read_report(self._run_dir, service.name).get("problems")):
+            state, detail = "impaired", "; ".join(problems)
         return ServiceStatus(service.name, state, known.pid, known.uptime_s, restarts, memory_mb, detail)
 
     def _running_services(self, supervised: Mapping[str, Supervised]) -> tuple[Service, ...]:

@@ -77,9 +77,7 @@ def previous_ports(deployment: Deployment) -> dict[str, int]:
     return {name: int(address.rpartition(":")[2]) for name, address in endpoints.items()}
 
 
-def _reporting(
-    deployment: Deployment, name: str, arguments: tuple[str, ...], before: tuple[str, ...]
-) -> Service:
+def _reporting(deployment: Deployment, name: str, arguments: tuple[str, ...], before: tuple[str, ...]) -> Service:
     """A service of ours, which says itself when it is ready (`report.py`)."""
     run_dir = deployment.state / "run"
     return Service(

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -75,9 +75,7 @@ class Supervisor:
     ) -> subprocess.Popen[bytes]:
         """Start supervisord in `folder`, no service yet; `bound`: it ends when the calling process does."""
         socket = _private_socket(self._state)
-        self._conf_file.write_text(
-            configuration(services, state=self._state, socket=socket, as_root=os.geteuid() == 0)
-        )
+        self._conf_file.write_text(configuration(services, state=self._state, socket=socket, as_root=os.geteuid() == 0))
         command = [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(self._conf_file)]
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
@@ -101,11 +99,18 @@ class Supervisor:
 
     def start(self, name: str) -> None:
         """Start one service; do not wait for it."""
+        self._order("start", lambda: self._rpc().startProcess(name, False), name)
+
+    def stop_service(self, name: str) -> None:
+        """Stop one service and wait for its end; it stays stopped until `start`."""
+        self._order("stop", lambda: self._rpc().stopProcess(name, True), name)
+
+    def _order(self, verb: str, call: Callable[[], Any], name: str) -> None:
         try:
-            self._rpc().startProcess(name, False)
+            call()
         except (OSError, HTTPException, Fault) as error:
             raise UnavailableError(
-                f"supervisord did not take the order to start {name}",
+                f"supervisord did not take the order to {verb} {name}",
                 where=str(self.log_file),
                 action="If nobody has just stopped the stack, read that file's end",
             ) from error

@@ -41,7 +41,12 @@ class Bench:
 
     def sink(self, *, table: str = TABLE, window_s: float = 1.0) -> TableSink:
         return TableSink(
-            self.lake, table, key=("id",), log=SegmentLog(self.folder), window_s=window_s, clock=lambda: self.now
+            self.lake,
+            table,
+            key=("id",),
+            log=SegmentLog(self.folder),
+            window_s=window_s,
+            clock=lambda: self.now,
         )
 
     def write(self, *events: dict[str, Any]) -> None:
@@ -76,7 +81,7 @@ def test_a_load_is_one_snapshot_without_deletes_however_it_is_read(bench: Bench)
     sink = bench.sink()
     sink.catch_up()
     [snapshot] = bench.snapshots()
-    assert bench.rows() == {i: ("new", "1.00") for i in (1, 2, 3)}
+    assert bench.rows() == dict.fromkeys((1, 2, 3), ("new", "1.00"))
     assert (snapshot.total("data-files"), snapshot.total("delete-files")) == (1, 0)
     assert snapshot.summary["cdc.events.read"] == "3"
     assert sink.position == LandingPosition(log=5, window=1, source=None, source_ts_ms=1001, load=5)
@@ -266,13 +271,12 @@ def test_a_replay_of_the_log_is_the_table_again(bench: Bench) -> None:
     bench.sink().catch_up()
     for _ in range(2):  # A table of an earlier replay is replaced.
         replay(bench.lake, SegmentLog(bench.folder), key=("id",), into="landing.again")
-    assert bench.rows("landing.again") == bench.rows() == {i: v for i, v in {1: ("a", "1.00"), 3: ("new", "1.00"), 4: ("new", "1.00")}.items()}
+    expected = {1: ("a", "1.00"), 3: ("new", "1.00"), 4: ("new", "1.00")}
+    assert bench.rows("landing.again") == bench.rows() == expected
 
 
 def test_equality_ids_are_ints_as_the_specification_says(bench: Bench) -> None:
     """PyIceberg would declare longs; Java's reader fails on them with a ClassCastException."""
-    import fastavro
-
     bench.load(1)
     bench.write(event("u", 1, "a", lsn=10))
     bench.sink().catch_up()
@@ -281,6 +285,6 @@ def test_equality_ids_are_ints_as_the_specification_says(bench: Bench) -> None:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     [deletes] = [m for m in snapshot.manifests(table.io) if m.content == 1]
-    with Path(deletes.manifest_path.removeprefix("file://")).open("rb") as file:
-        schema = json.dumps(fastavro.reader(file).writer_schema)
-    assert '"items": "int"' in schema[schema.index("equality_ids") :][:300]
+    header = Path(deletes.manifest_path.removeprefix("file://")).read_bytes().decode("latin1")  # The schema is plain.
+    ids = header[header.index('"name": "equality_ids"') :][:300]
+    assert '"items": "int"' in ids, ids

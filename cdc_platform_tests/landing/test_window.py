@@ -21,10 +21,9 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     commit = lsn = 0
     for _ in range(draw(st.integers(0, 6))):
-        base, order = commit, 0
-        for _ in range(draw(st.integers(1, 5))):
+        base = commit
+        for order in range(1, 1 + draw(st.integers(1, 5))):
             lsn += draw(st.integers(0, 2))  # Rows of one COPY share an LSN.
-            order += 1
             key = draw(st.integers(1, 4))
             at = {"commit": base, "lsn": lsn, "order": order}
             status = draw(st.sampled_from("abc"))

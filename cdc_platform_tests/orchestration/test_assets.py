@@ -58,9 +58,7 @@ def test_a_rewrite_is_an_observation_of_landing_and_never_a_materialization() ->
     assert instance.get_latest_materialization_event(landing) is None
     [record] = instance.fetch_observations(landing, limit=10).records
     event = instance.get_latest_materialization_event(REWRITE)
-    assert (
-        record.asset_observation is not None and event is not None and event.asset_materialization is not None
-    )
+    assert record.asset_observation is not None and event is not None and event.asset_materialization is not None
     assert record.asset_observation.metadata == event.asset_materialization.metadata
     assert {k: v.value for k, v in event.asset_materialization.metadata.items()} == {
         "data_files_before": 12,
@@ -82,9 +80,7 @@ def test_a_rewrite_is_an_observation_of_landing_and_never_a_materialization() ->
 
 
 def test_a_wrong_declaration_fails_a_run_at_once_with_its_remedy() -> None:
-    tables = FakeTables(
-        broken={"orders": ConfigError("no such column", where="tables.yaml", action="Correct it")}
-    )
+    tables = FakeTables(broken={"orders": ConfigError("no such column", where="tables.yaml", action="Correct it")})
     done = run("merge_curated", tables, dg.DagsterInstance.ephemeral())
     assert not done.success
     [failure] = [e for e in done.all_events if e.is_step_failure]
@@ -131,9 +127,7 @@ def test_the_projects_own_tables_have_a_whole_catalog_entry() -> None:
     for spec in specs.values():
         assert spec.owners and spec.kinds and spec.description and spec.group_name != "default", spec.key
         assert spec.metadata["dagster/table_name"]
-    assert {
-        key: [d.asset_key.to_user_string() for d in specs[key].deps] for key in specs if "items" not in key
-    } == {
+    assert {key: [d.asset_key.to_user_string() for d in specs[key].deps] for key in specs if "items" not in key} == {
         "source/public/orders": [],
         "changelog/orders": ["source/public/orders"],
         "landing/orders": ["changelog/orders"],
@@ -151,9 +145,7 @@ def test_each_table_has_exactly_one_writer_pool() -> None:
             for spec in definition.specs:
                 pools.setdefault(str(spec.metadata["dagster/table_name"]), set()).add(definition.op.pool)
     assert pools == {
-        f"{stage}.{name}": {f"{stage}_{name}"}
-        for stage in ("curated", "landing")
-        for name in ("orders", "items")
+        f"{stage}.{name}": {f"{stage}_{name}"} for stage in ("curated", "landing") for name in ("orders", "items")
     }
 
 

@@ -67,9 +67,7 @@ def test_only_the_check_of_a_differing_measure_fails(measure: str, fails: str) -
             assert r.metadata["outcome"].value == "diverged"
             table = r.metadata["differences"]
             assert isinstance(table, dg.TableMetadataValue)
-            assert [record.data for record in table.records] == [
-                {"measure": measure, "expected": 7, "found": 6}
-            ]
+            assert [record.data for record in table.records] == [{"measure": measure, "expected": 7, "found": 6}]
 
 
 def test_shown_differences_are_bounded_and_all_are_counted() -> None:
@@ -81,9 +79,7 @@ def test_shown_differences_are_bounded_and_all_are_counted() -> None:
 
 def run_checks(tables: FakeTables, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
     defs = build_defs(deployment("orders"), resources={"tables": tables})
-    return defs.resolve_job_def("check_convergence").execute_in_process(
-        instance=instance, raise_on_error=False
-    )
+    return defs.resolve_job_def("check_convergence").execute_in_process(instance=instance, raise_on_error=False)
 
 
 def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None:

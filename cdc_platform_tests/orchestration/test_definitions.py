@@ -42,9 +42,7 @@ def test_definitions_can_be_loaded_and_name_what_others_call() -> None:
         "merge_curated_sensor": 5,
         "rewrite_data_files_sensor": 15,
     }
-    assert {s.name: s.cron_schedule for s in repository.schedule_defs} == {
-        "check_convergence_schedule": "*/5 * * * *"
-    }
+    assert {s.name: s.cron_schedule for s in repository.schedule_defs} == {"check_convergence_schedule": "*/5 * * * *"}
 
 
 def test_a_job_runs_its_own_operation_and_no_check() -> None:

@@ -101,9 +101,7 @@ def test_a_curated_table_that_was_dropped_is_made_again() -> None:
 def test_a_rewrite_is_due_after_the_declared_commits_and_not_before() -> None:
     d = daemon("rewrite_data_files", "orders")
     d.tables.commit("orders")
-    assert (
-        str(d.tick().skip_reason) == "SkipReason(skip_message='orders: 1 of 2 commits since the beginning')"
-    )
+    assert str(d.tick().skip_reason) == "SkipReason(skip_message='orders: 1 of 2 commits since the beginning')"
     d.tables.commit("orders")
     [request] = d.tick().run_requests or ()
     assert request.asset_selection == [dg.AssetKey(["maintenance", "orders", "rewrite_data_files"])]
@@ -164,9 +162,7 @@ def test_a_tick_fails_when_no_table_can_be_read(operation: str) -> None:
 
 def reported(result: dg.SensorResult, layer: str) -> list[dg.AssetMaterialization | dg.AssetObservation]:
     return [
-        e
-        for e in result.asset_events
-        if not isinstance(e, dg.AssetCheckEvaluation) and e.asset_key.path[0] == layer
+        e for e in result.asset_events if not isinstance(e, dg.AssetCheckEvaluation) and e.asset_key.path[0] == layer
     ]
 
 
@@ -218,9 +214,7 @@ def test_columns_reach_the_source_and_the_changelog_once() -> None:
     assert reported(d.tick(), "source") == []
 
 
-@pytest.mark.parametrize(
-    "cursor", [None, "", "[]", "{}", "nonsense", '{"v": 99}', '{"v": 1, "seen": {"a": 1}}']
-)
+@pytest.mark.parametrize("cursor", [None, "", "[]", "{}", "nonsense", '{"v": 99}', '{"v": 1, "seen": {"a": 1}}'])
 def test_a_lost_cursor_costs_one_more_event_and_nothing_else(cursor: str | None) -> None:
     d = daemon("landing_snapshots", "orders")
     d.tables.commit("orders")

@@ -21,10 +21,7 @@ def test_every_command_is_found_and_has_a_help() -> None:
 
 
 def test_the_root_and_its_status_load_without_the_heavy_libraries() -> None:
-    program = (
-        "import sys, cdc_platform.cli, cdc_platform.stack.commands\n"
-        f"print(sorted({HEAVY!r} & set(sys.modules)))"
-    )
+    program = f"import sys, cdc_platform.cli, cdc_platform.stack.commands\nprint(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

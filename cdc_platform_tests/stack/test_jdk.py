@@ -12,9 +12,7 @@ def _java(folder: Path, version: str) -> Path:
     """A program that tells its version as a JDK does."""
     program = folder / "bin" / "java"
     program.parent.mkdir()
-    program.write_text(
-        f"#!/bin/sh\necho '    java.home = {folder}' >&2\necho 'openjdk version \"{version}\"' >&2\n"
-    )
+    program.write_text(f"#!/bin/sh\necho '    java.home = {folder}' >&2\necho 'openjdk version \"{version}\"' >&2\n")
     program.chmod(0o755)
     return folder
 
@@ -60,7 +58,5 @@ def test_without_java_the_script_prints_one_line_that_says_what_to_install(tmp_p
 
 
 def test_with_java_the_script_is_silent() -> None:
-    done = subprocess.run(
-        [sys.executable, jdk.__file__], env=os.environ, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, jdk.__file__], env=os.environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

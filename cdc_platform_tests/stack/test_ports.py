@@ -34,9 +34,7 @@ def test_a_configured_port_that_is_taken_names_who_holds_it_and_what_to_do(taken
         choose_ports(("spark",), {"spark": taken}, {}, where=WHERE)
     assert raised.value.where == "/p/tables.yaml: stack.ports.spark"
     assert raised.value.what.startswith(f"port {taken} is taken by pid {os.getpid()} (")
-    assert raised.value.action == (
-        "Stop that program, choose another port, or leave the port out for a free one"
-    )
+    assert raised.value.action == ("Stop that program, choose another port, or leave the port out for a free one")
 
 
 def test_a_port_given_to_two_services_is_refused(free: int) -> None:

@@ -77,11 +77,7 @@ def test_a_crash_is_left_for_status_with_the_way_to_its_traceback(tmp_path: Path
 
 @pytest.mark.parametrize("waits", ["report.stopping.wait()", "threading.Thread(target=report.stopping.wait)"])
 def test_sigterm_asks_the_service_to_stop_and_it_ends_well(tmp_path: Path, waits: str) -> None:
-    body = (
-        f"report.ready(); {waits}"
-        if "Thread" not in waits
-        else f"t = {waits}; t.start(); report.ready(); t.join()"
-    )
+    body = f"report.ready(); {waits}" if "Thread" not in waits else f"t = {waits}; t.start(); report.ready(); t.join()"
     service = _start(tmp_path, body)
     while not is_ready(tmp_path, "sink", service.pid):
         assert service.poll() is None

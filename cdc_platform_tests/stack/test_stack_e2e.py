@@ -102,9 +102,7 @@ def test_starting_twice_says_that_it_runs_and_where(deployment: Deployment, stac
     assert raised.value.action == "Use it, or stop it first with `cdc-platform down`"
 
 
-def test_down_leaves_no_process_and_a_second_start_finds_the_data(
-    deployment: Deployment, stack: Stack
-) -> None:
+def test_down_leaves_no_process_and_a_second_start_finds_the_data(deployment: Deployment, stack: Stack) -> None:
     _start(stack)
     url = _url(deployment, "shop")
     with psycopg.connect(url) as connection:
@@ -135,9 +133,7 @@ def test_a_killed_supervisord_leaves_no_process_and_the_next_start_explains(
     assert [one.state for one in stack.status()] == ["ready"]
 
 
-def test_a_stack_bound_to_its_caller_ends_with_it_even_by_a_kill(
-    deployment: Deployment, stack: Stack
-) -> None:
+def test_a_stack_bound_to_its_caller_ends_with_it_even_by_a_kill(deployment: Deployment, stack: Stack) -> None:
     program = (
         "import sys, time\n"
         "from cdc_platform.deployment import Deployment\n"

@@ -51,10 +51,7 @@ def test_privileges_are_part_of_the_same_setpriv_so_that_the_pid_stays() -> None
     service = _service("postgres", "postgres", privileges=("--reuid=101", "--clear-groups"))
     text = configuration([service], state=STATE, socket=SOCKET, as_root=True)
     parsed = _parsed(text)
-    assert (
-        parsed["program:postgres"]["command"]
-        == "setpriv --pdeathsig TERM --reuid=101 --clear-groups postgres"
-    )
+    assert parsed["program:postgres"]["command"] == "setpriv --pdeathsig TERM --reuid=101 --clear-groups postgres"
     assert parsed["supervisord"]["user"] == "root"
 
 

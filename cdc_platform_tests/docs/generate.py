@@ -1,0 +1,283 @@
+"""Writes docs/reference/ from the code: `python -m cdc_platform_tests.docs.generate`.
+
+Belongs here: the pages, each a function from code to text. Does not: whether the files are up to date
+(`test_reference.py`), or prose that code does not hold (`docs/operating/`, `docs/start.md`).
+"""
+
+import ast
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import cdc_platform
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
+from cdc_platform.cli import main as root
+from cdc_platform.hops import merge
+from cdc_platform.landing import position, window
+from cdc_platform.orchestration import automation
+from cdc_platform.registry import model
+
+REPOSITORY = Path(__file__).parents[2]
+REFERENCE = REPOSITORY / "docs" / "reference"
+_HELP_COLUMNS = 100
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def _page(title: str, about: str, *lines: str) -> str:
+    note = "<!-- Generated: python -m cdc_platform_tests.docs.generate -->"
+    return "\n".join([f"# {title}", "", note, "", about, "", *lines]).rstrip() + "\n"
+
+
+# ---- tables.yaml ----------------------------------------------------------------------------------------
+
+
+def tables() -> str:
+    """Every key that tables.yaml may hold, from the pydantic model."""
+    about = (
+        "Every key. One that is not listed here stops the load, with file, line and the nearest known key.\n\n"
+        "A *duration* is a number and a unit: `ms`, `s`, `m`, `h` or `d`, for example `500ms` or `5m`. "
+        f"A *name* matches `{_pattern(model.Name)}`, 40 characters at most: it becomes part of slots, "
+        "Iceberg tables and asset keys."
+    )
+    return _page("tables.yaml", about, *_sections(model.Registry, ""))
+
+
+def _sections(declared: type[BaseModel], prefix: str) -> Iterator[str]:
+    yield f"## {f'`{prefix}`' if prefix else 'Top level'}"
+    yield ""
+    yield f"{_first_paragraph(declared)}"
+    yield ""
+    yield "| key | type | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    nested: list[tuple[type[BaseModel], str]] = []
+    for name, info in declared.model_fields.items():
+        inner, named = _nested(info.annotation)
+        path = f"{prefix}.{name}".lstrip(".") + (".<name>" if named else "")
+        kind = _type(info.annotation, info.metadata)
+        if inner is not None:
+            nested.append((inner, path))
+            kind = f"{'one section for each name' if named else 'section'} [`{path}`](#{_anchor(path)})"
+        meaning = info.description or (_first_paragraph(inner) if inner is not None else "")
+        meaning = meaning.replace("<", "\\<")  # Or a browser takes `<table>` for HTML.
+        yield f"| `{name}` | {kind} | {_default(info, inner)} | {meaning} |".replace("  ", " ")
+    yield ""
+    for inner, path in nested:
+        yield from _sections(inner, path)
+
+
+def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The model that a key holds, and whether it holds one for each name."""
+    named = get_origin(annotation) is dict
+    candidates = get_args(annotation)[1:] if named else (annotation, *get_args(annotation))
+    models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+    return (models[0] if models else None), named
+
+
+def _type(annotation: Any, metadata: list[Any]) -> str:
+    if get_origin(annotation) is typing.Annotated:
+        return _type(get_args(annotation)[0], [*get_args(annotation)[1:], *metadata])
+    if get_origin(annotation) is tuple:
+        kind = f"list of {_plural(_type(get_args(annotation)[0], []))}"
+    elif get_origin(annotation) in {typing.Union, types.UnionType}:
+        return _type(next(a for a in get_args(annotation) if a is not type(None)), metadata)
+    else:
+        kind = {timedelta: "duration", int: "integer", str: "text"}.get(annotation, str(annotation))
+    bounds = [_bound(m) for m in metadata]
+    if kind == "text" and any(_pattern_of(m) == _pattern(model.Name) for m in metadata):
+        return "name"
+    return ", ".join([kind, *filter(None, bounds)])
+
+
+def _plural(kind: str) -> str:
+    return kind.replace("text", "texts", 1)
+
+
+def _bound(constraint: Any) -> str:
+    if (pattern := _pattern_of(constraint)) is not None:
+        return "`" + pattern.replace("|", "\\|") + "`"
+    told = {"ge": "at least", "le": "at most", "gt": "more than", "min_length": "at least"}
+    for attribute, words in told.items():
+        value = getattr(constraint, attribute, None)
+        if value is not None and value not in {1, timedelta(0)}:
+            return f"{words} {value}"
+        if value == 1 and attribute == "min_length" and not hasattr(constraint, "strip_whitespace"):
+            return "not empty"
+    return ""
+
+
+def _pattern_of(constraint: Any) -> str | None:
+    return getattr(constraint, "pattern", None)
+
+
+def _pattern(annotated: Any) -> str:
+    return next(p for m in get_args(annotated)[1:] if (p := _pattern_of(m)))
+
+
+def _default(info: FieldInfo, inner: type[BaseModel] | None) -> str:
+    if info.is_required():
+        return "required"
+    value = info.default
+    if isinstance(value, timedelta):
+        unit, seconds = next((u, s) for u, s in _UNITS if not value.total_seconds() % s)
+        return f"`{int(value.total_seconds() // seconds)}{unit}`"
+    if value is None:
+        return "none"
+    if inner is not None:
+        return "its defaults"
+    if value in {(), ""}:
+        return "empty"
+    return f"`{value}`"
+
+
+def _first_paragraph(declared: type[BaseModel]) -> str:
+    return " ".join((declared.__doc__ or "").split("\n\n")[0].split())
+
+
+def _anchor(path: str) -> str:
+    """As GitHub makes anchors of headings: letters, digits, `-` and `_` stay."""
+    return "".join(c for c in path.lower() if c.isalnum() or c in "-_")
+
+
+# ---- Command line ---------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command that people type, by name, in the order of `--help`."""
+    context = click.Context(root)
+    found = {name: root.get_command(context, name) for name in root.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None and not command.hidden}
+
+
+def cli() -> str:
+    """Each command's help, as the terminal shows it."""
+    about = (
+        "Each command as `--help` shows it. Results go to stdout, hints and errors to stderr. An error has "
+        "three parts: where, what happened, what to do."
+    )
+    lines = ["```text", _help(root, "cdc-platform"), "```", ""]
+    for name, command in commands().items():
+        lines += [f"## {name}", "", "```text", _help(command, f"cdc-platform {name}"), "```", ""]
+    return _page("Command line", about, *lines)
+
+
+def _help(command: click.Command, name: str) -> str:
+    context = click.Context(command, info_name=name, terminal_width=_HELP_COLUMNS, max_content_width=_HELP_COLUMNS)
+    return command.get_help(context)
+
+
+# ---- Metadata keys --------------------------------------------------------------------------------------
+
+_LANDING = {
+    position.SINK_ID: "Who wrote the snapshot: `cdc_platform:landing.<table>`. One sink writes one table.",
+    position.LOG_POSITION: "Change-log position through which the table is complete: the next record's number.",
+    position.WINDOW: "Number of this commit window, from 1; grows by one with each commit of the sink.",
+    position.SOURCE_LSN: "Newest streamed event applied, `<commit LSN>/<LSN>/<ordinal>` as integers: the commit "
+    "LSN ends the transaction before the event's own, the ordinal counts within the transaction from 1. Absent "
+    "before the first streamed event.",
+    position.SOURCE_TS_MS: "Commit time of the newest event at the source, milliseconds since 1970, UTC.",
+    position.LOAD_POSITION: "Change-log position after the newest complete initial load. Absent before one: such "
+    "a table is not merged.",
+}
+_CURATED = {
+    merge.UPSTREAM_TABLE: "The table that this one was merged from: `landing.<table>`.",
+    merge.UPSTREAM_SNAPSHOT: "Snapshot id of that table through which this one is complete.",
+    merge.CONTRACT: "Short hash of key and compared columns: the same text carries the same rows.",
+    merge.RUN_ID: "The Dagster run that merged, if one did.",
+}
+_EVENTS = {
+    "create": "Inserts.",
+    "update": "Updates.",
+    "delete": "Deletes.",
+    "read": "Rows of an initial load.",
+    "truncate": "Truncates.",
+    "stale": "Events delivered again after a restart, which were dropped.",
+}
+_RUN_TAGS = {
+    automation.TABLE_TAG: "Name of the table in tables.yaml.",
+    automation.OPERATION_TAG: "The operation, which is its job's name.",
+    automation.TARGET_TAG: "Where the operation starts from: attempts are counted for one target.",
+    automation.TRIGGER_TAG: "Why the sensor asked for the run.",
+    automation.ATTEMPT_TAG: "Number of this attempt, from 1.",
+}
+
+
+def metadata_keys() -> str:
+    """The names that other programs see: snapshot summaries, table properties, tags, markers, run tags."""
+    about = (
+        "The table is the state: how far it has come stands in its own snapshots, written by the commit that "
+        "got it there. The prefix `cdc.` is the platform's; a property of yours may not use it. Spark shows the "
+        "keys with `SELECT summary FROM lake.landing.orders.snapshots`."
+    )
+    events = {position.EVENTS + kind: told for kind, told in _EVENTS.items()}
+    properties = {
+        f"{position.PROPERTY}<sink id>": "The snapshot keys above (but the event counts) as JSON, set by the "
+        "same commit: it outlives another engine's `expire_snapshots`."
+    }
+    tags = {
+        merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
+        "equal to. It keeps `expire_snapshots` from taking it."
+    }
+    markers = {
+        LOAD_BEGIN: "A load begins; `ts_ms`, and `columns` with name, Iceberg type, required and doc.",
+        LOAD_END: "It is complete; `ts_ms`. A load that ends otherwise is void.",
+    }
+    sections: list[tuple[str, str, dict[str, str]]] = [
+        ("Snapshot summary of landing", "", _LANDING),
+        ("", "Counts of change events in the window; a kind that did not occur is absent:", events),
+        ("Table properties of landing", "", properties),
+        ("Snapshot summary of curated", "", _CURATED),
+        ("Tags", "", tags),
+        ("Markers in the change log", "Records with this `op`; all others are Debezium's events.", markers),
+        ("Tags of Dagster runs", "On runs that a sensor has started.", _RUN_TAGS),
+    ]
+    lines: list[str] = []
+    for title, intro, rows in sections:
+        lines += ([f"## {title}", ""] if title else []) + ([intro, ""] if intro else [])
+        lines += ["| key | meaning |", "| --- | --- |"]
+        lines += [f"| `{key}` | {told} |" for key, told in rows.items()] + [""]
+    return _page("Metadata keys", about, *lines)
+
+
+def keys_written() -> set[str]:
+    """Every `cdc.*` key, or prefix of keys, that stands as a text in the package's code."""
+    package = Path(cdc_platform.__file__).parent
+    found: set[str] = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value
+                if text.startswith("cdc.") and text.replace("-", "").replace(".", "").isalpha():
+                    found.add(text)
+    return found
+
+
+def event_kinds() -> set[str]:
+    """Kinds of events that a window counts."""
+    return {*window._NAMES.values(), "stale"}
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "tables.md": tables,
+    "cli.md": cli,
+    "metadata-keys.md": metadata_keys,
+}
+
+
+def main() -> None:
+    """Write every page."""
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")
+        sys.stdout.write(f"{REFERENCE / name}\n")
+
+
+if __name__ == "__main__":
+    main()

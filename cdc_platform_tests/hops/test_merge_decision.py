@@ -1,0 +1,78 @@
+"""Whether a merge is due, from both tables' histories alone."""
+
+from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT, merge_decision, merged_through, reader_tag
+from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION
+from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform_tests.builders import history
+
+LOADED = {LOG_POSITION: "5", LOAD_POSITION: "5"}
+REWRITE = ("replace", dict[str, str]())
+
+
+def landing(*snapshots: tuple[str, dict[str, str]], tag: int | None = None):
+    return history("landing.t", *snapshots, refs={reader_tag("t"): tag} if tag else {})
+
+
+def curated(*upstream: int):
+    return history("curated.t", *[("overwrite", {UPSTREAM_SNAPSHOT: str(u)}) for u in upstream])
+
+
+COMMIT = ("overwrite", LOADED)
+
+
+def test_nothing_is_due_before_landing_has_a_whole_load() -> None:
+    assert merge_decision("t", None, None).due is False
+    assert merge_decision("t", landing(), None).due is False
+    half = merge_decision("t", landing(("overwrite", {LOG_POSITION: "5"})), None)
+    assert (half.due, "would delete rows" in half.reason) == (False, True)
+
+
+def test_the_first_load_is_due_and_named() -> None:
+    found = merge_decision("t", landing(COMMIT), None)
+    assert found.upstream is not None
+    assert (found.due, found.upstream.snapshot_id, found.reason) == (True, 1, "1 landing commits since the beginning")
+
+
+def test_commits_after_the_merged_one_are_due_and_counted_without_rewrites() -> None:
+    found = merge_decision("t", landing(COMMIT, COMMIT, REWRITE, COMMIT), curated(1))
+    assert found.upstream is not None
+    assert (found.due, found.upstream.snapshot_id, found.reason) == (
+        True,
+        4,
+        "2 landing commits since landing snapshot 1",
+    )
+
+
+def test_a_rewrite_alone_is_nothing_to_merge() -> None:
+    assert merge_decision("t", landing(COMMIT, REWRITE), curated(1)).due is False
+
+
+def test_a_merge_that_committed_nothing_is_remembered_by_the_tag() -> None:
+    assert merge_decision("t", landing(COMMIT, COMMIT, tag=2), curated(1)).due is False
+
+
+def test_a_tag_that_lags_behind_the_stamp_does_not_take_it_back() -> None:
+    """The run died between its commit and the tag."""
+    through = merged_through("t", landing(COMMIT, COMMIT, tag=1), curated(1, 2))
+    assert through is not None
+    assert through.snapshot_id == 2
+
+
+def test_a_tag_without_a_stamp_means_that_curated_was_dropped() -> None:
+    assert merge_decision("t", landing(COMMIT, tag=1), curated()).due is True
+
+
+def test_an_upstream_that_was_expired_is_due_from_the_beginning() -> None:
+    assert merge_decision("t", landing(COMMIT), curated(99)).reason == "1 landing commits since the beginning"
+
+
+def test_a_rewrite_is_due_after_that_many_commits_of_the_sink_since_the_last() -> None:
+    def decided(*snapshots: tuple[str, dict[str, str]]) -> tuple[bool, str]:
+        found = rewrite_decision(landing(*snapshots), commits_max=2)
+        return found.due, found.reason
+
+    assert decided() == (False, "landing has no snapshot yet")
+    assert decided(COMMIT) == (False, "1 of 2 commits since the beginning")
+    assert decided(COMMIT, COMMIT) == (True, "2 of 2 commits since the beginning")
+    assert decided(COMMIT, COMMIT, REWRITE, COMMIT) == (False, "1 of 2 commits since rewrite 3")
+    assert decided(COMMIT, REWRITE, COMMIT, ("append", {}), COMMIT) == (True, "2 of 2 commits since rewrite 2")

@@ -1,0 +1,108 @@
+"""tables.yaml: what is accepted, and for each wrong entry the file, the line, the path and the remedy."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from cdc_platform.errors import ConfigError
+from cdc_platform.registry.load import load_registry
+
+GOOD = """\
+deployment: shop
+sources:
+  db: {postgres: {embedded: shop}}
+tables:
+  orders:
+    source: db.public.orders
+    key: [id]
+    owners: ["team:a"]
+    convergence: {sums: [id], distribution: status, within: 90s}
+    landing: {window: 500ms}
+    curated: {contract: [status], freshness: 2h}
+"""
+
+
+def load(tmp_path: Path, text: str) -> object:
+    file = tmp_path / "tables.yaml"
+    file.write_text(text)
+    return load_registry(file)
+
+
+def test_durations_have_units_and_defaults_are_filled(tmp_path: Path) -> None:
+    (tmp_path / "tables.yaml").write_text(GOOD)
+    orders = load_registry(tmp_path / "tables.yaml").tables["orders"]
+    assert orders.landing.window == timedelta(milliseconds=500)
+    assert orders.convergence.within == timedelta(seconds=90)
+    assert orders.curated.freshness == timedelta(hours=2)
+    assert orders.landing.rewrite_after_commits == 10
+
+
+def test_the_projects_own_registry_loads_with_two_tables() -> None:
+    registry = load_registry(Path(__file__).parents[2] / "tables.yaml")
+    assert {name: t.key for name, t in registry.tables.items()} == {
+        "orders": ("order_id",),
+        "order_items": ("order_id", "line_no"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "what", "action"),
+    [
+        ("key: [id]", "keys: [id]", ":7: tables.orders.keys", "not known (1 more", "Did you mean `key`"),
+        ("    key: [id]\n", "", ":5: tables.orders.key", "Field required", "Add `key`"),
+        (
+            "    key: [id]\n",
+            "    key: [id]\n    kye: [id]\n",
+            ":8: tables.orders.kye",
+            "not known",
+            "Did you mean `key`",
+        ),
+        ("key: [id]", "key: []", ":7: tables.orders.key", "at least 1 item", "Correct"),
+        ("key: [id]", "key: [id, id]", ":5: tables.orders", "`key` names a column twice", "Correct"),
+        ("window: 500ms", "window: 500", ":10: tables.orders.landing.window", "a number and a unit", "Correct"),
+        ("window: 500ms", "window: 0s", ":10: tables.orders.landing.window", "greater than", "Correct"),
+        ('["team:a"]', '["a"]', ":8: tables.orders.owners[0]", "pattern", "Correct"),
+        ('["team:a"]', "[]", ":8: tables.orders.owners", "at least 1 item", "Correct"),
+        (
+            "db.public",
+            "db2.public",
+            ":1: (top level)",
+            "source `db2`, which `sources` does not declare (declared: db)",
+            "",
+        ),
+        ("[status], f", "[id], f", ":5: tables.orders", "`curated.contract` names the key column `id`", "Correct"),
+        (
+            "[status], f",
+            "[total], f",
+            ":5: tables.orders",
+            "compares `status`, which `curated.contract` leaves out",
+            "",
+        ),
+        ("{embedded: shop}", "{}", ":3: sources.db.postgres", "exactly one of `embedded", "Correct"),
+        ("deployment: shop", "deployment: My-Shop", ":1: deployment", "pattern", "Correct"),
+        ("    key: [id]\n", "    key: [id]\n    key: [nr]\n", ":8", "`key` is given twice", "Correct this line"),
+        ("deployment: shop", "deployment: [", "tables.yaml:", "not valid YAML", "Correct this line"),
+    ],
+)
+def test_a_wrong_entry_stops_the_load_where_it_stands(
+    tmp_path: Path, old: str, new: str, where: str, what: str, action: str
+) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, GOOD.replace(old, new))
+    assert str(tmp_path / "tables.yaml") in raised.value.where
+    assert where in raised.value.where
+    assert what in raised.value.what
+    assert action in raised.value.action
+
+
+def test_two_tables_of_one_source_table_are_refused(tmp_path: Path) -> None:
+    again = GOOD + '  again: {source: db.public.orders, key: [id], owners: ["team:a"]}\n'
+    with pytest.raises(ConfigError, match="tables `orders` and `again` both read"):
+        load(tmp_path, again)
+
+
+def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--project"):
+        load_registry(tmp_path / "tables.yaml")
