@@ -31,6 +31,16 @@ REPOSITORY = Path(__file__).parents[1]
 DEMO_WITHIN_S = 540
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs no service first; then the demo and its UI, before other tests change what it left."""
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return 1 if path.endswith("e2e/test_demo.py") else 2 if "/ui/" in path else 3 if "/e2e/" in path else 0
+
+    items.sort(key=rank)
+
+
 def cli(project: Path, *arguments: str, within_s: int = 120) -> subprocess.CompletedProcess[str]:
     """Run a command as an operator does."""
     return subprocess.run(
