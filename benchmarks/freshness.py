@@ -18,6 +18,8 @@ single rows.
 - `initial_load_rows_per_s` counts both tables between the first and the last load marker in the change log,
   which carry Debezium's times. `initial_load_s` runs from the order to start capture until the catalog shows
   both loads.
+- `initial_load_cpu_s` (start included) and `streaming_cores` (CPU seconds a second while the changes came) say what a
+  service costs, whatever else the machine does. PostgreSQL's leave out backends that have ended.
 - `metadata_tick_ms` is what a sensor's tick pays for one table: both histories read anew, both decisions.
 
 On a machine with other load the figures are what that moment allowed: compare runs of one quiet machine.
@@ -40,6 +42,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
@@ -161,10 +164,12 @@ def _measure(deployment: Deployment, scale: str, console: Console) -> dict[str, 
     tables = deployment.registry.tables
     _until(lambda: all(_loaded(operations, name) for name in tables), "the initial load")
     initial_load_s = time.monotonic() - capture_started_at
+    load_cpu_s = _cpu_s(stack)
     rows, load_s = _load(operations, tuple(tables))
     window = tables[_TABLE].landing.window
 
     watch = Watch(operations, log_start=operations.changelog(_TABLE).end())
+    streaming_since = time.monotonic()
     gaps = random.Random(3)  # The same intervals each time; no cryptography.
     with watch.running():
         with console.status(f"{_BUSY[scale]} busy changes ..."):
@@ -174,6 +179,7 @@ def _measure(deployment: Deployment, scale: str, console: Console) -> dict[str, 
             lone_s = window.total_seconds()
             lone = _update(operations, _LONE[scale], lambda: lone_s + gaps.uniform(0.5, 1.5))
             _until(lambda: _holds(watch, lone[-1]), "the last lone change")
+    streamed_s, cpu_s = time.monotonic() - streaming_since, _cpu_s(stack)
     tick_ms = [_tick_ms(operations) for _ in range(_TICKS)]
     memory_mb = {s.service: s.memory_mb for s in stack.status() if s.pid is not None}
     restarts = sum(s.restarts for s in stack.status())
@@ -182,6 +188,8 @@ def _measure(deployment: Deployment, scale: str, console: Console) -> dict[str, 
         _latencies(watch, busy, lone, window)
         | {"initial_load_rows": rows, "initial_load_rows_per_s": round(rows / load_s)}
         | {"initial_load_markers_s": load_s, "initial_load_s": round(initial_load_s, 2)}
+        | {"initial_load_cpu_s": load_cpu_s}
+        | {"streaming_cores": {s: round((cpu_s[s] - load_cpu_s[s]) / streamed_s, 3) for s in load_cpu_s}}
         | {"memory_mb": memory_mb, "restarts": restarts}
         | {"metadata_tick_ms": round(percentile(tick_ms, 0.5), 1)}
         | {"snapshots": len(history.snapshots) if history else 0}
@@ -258,6 +266,17 @@ def _load(operations: Operations, tables: tuple[str, ...]) -> tuple[int, float]:
     return rows, (max(times_ms) - min(times_ms)) / 1000
 
 
+def _cpu_s(stack: Stack) -> dict[str, float]:
+    """CPU seconds of each running service so far, with its children's."""
+    found: dict[str, float] = {}
+    for service in stack.status():
+        if service.pid is not None:
+            process = psutil.Process(service.pid)
+            times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+            found[service.service] = round(sum(t.user + t.system for t in times), 2)
+    return found
+
+
 def _tick_ms(operations: Operations) -> float:
     began = time.monotonic()
     history, curated = operations.landing(_TABLE), operations.curated(_TABLE)
@@ -299,6 +318,8 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
         "after capture was started."
     )
     console.print(f"Memory: {', '.join(f'{s} {mb} MB' for s, mb in figures['memory_mb'].items())}.")
+    cores = ", ".join(f"{s} {c:.3f}" for s, c in figures["streaming_cores"].items())
+    console.print(f"CPU seconds to the end of the load: {figures['initial_load_cpu_s']}; cores after it: {cores}.")
     console.print(f"A sensor's tick: {figures['metadata_tick_ms']} ms a table, at {figures['snapshots']} snapshots.")
 
 

@@ -65,21 +65,16 @@ class DagsterApi:
             )
         return run_id
 
-    def checks_failed(self) -> tuple[list[str], int]:
-        """Names of the asset checks whose newest result is not a pass, and how many checks there are."""
+    def checks_failed(self, run_id: str) -> tuple[list[str], int]:
+        """Names of the asset checks that a run evaluated and that did not pass, and how many it evaluated."""
         answer = self._ask(
-            "{ assetNodes { assetKey { path } assetChecksOrError { ... on AssetChecks { checks { name "
-            "executionForLatestMaterialization { status evaluation { success } } } } } } }"
+            "query($r: ID!) { logsForRun(runId: $r, limit: 1000) { ... on EventConnection { events { "
+            "... on AssetCheckEvaluationEvent { evaluation { checkName assetKey { path } success } } } } } }",
+            r=run_id,
         )
-        failed: list[str] = []
-        total = 0
-        for node in answer["assetNodes"]:
-            for check in node["assetChecksOrError"].get("checks", []):
-                total += 1
-                execution = check["executionForLatestMaterialization"] or {}
-                if not (execution.get("evaluation") or {}).get("success"):
-                    failed.append(f"{'/'.join(node['assetKey']['path'])}:{check['name']}")
-        return failed, total
+        evaluations = [e["evaluation"] for e in answer["logsForRun"]["events"] if "evaluation" in e]
+        failed = [f"{'/'.join(e['assetKey']['path'])}:{e['checkName']}" for e in evaluations if not e["success"]]
+        return failed, len(evaluations)
 
     def turn_sensors(self, *, on: bool) -> None:
         """Start or stop every sensor, and the schedules."""

@@ -166,8 +166,7 @@ class Story:
 
     def _checks(self) -> None:
         with self._scene("Checks"):
-            self.dagster.run("check_convergence")
-            failed, total = self.dagster.checks_failed()
+            failed, total = self.dagster.checks_failed(self.dagster.run("check_convergence"))
             self._say(
                 total > 0 and not failed,
                 f"{total - len(failed)} of {total} asset checks passed in Dagster"

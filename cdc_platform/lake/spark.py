@@ -11,17 +11,25 @@ Units: `*_s` are seconds.
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import ConflictError, UnavailableError
+from cdc_platform.errors import CdcError, CommitUnknownError, ConflictError, UnavailableError
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql.connect.session import SparkSession
 
 _CONNECT_WITHIN_S = 10
+_RETRIES_MAX, _RETRY_WAIT_MAX_MS = 5, 4_000  # About 10 s in all; the client's own default is 10 minutes.
+_READING = ("SELECT", "REFRESH", "DESCRIBE", "SHOW")
+_GONE = (
+    "UNAVAILABLE",
+    "SESSION_CLOSED",
+    "INVALID_HANDLE",
+    "SESSION_NOT_FOUND",
+)  # A server that restarted knows no session.
 
 
 def quoted(*names: str) -> str:
@@ -103,13 +111,18 @@ class Spark:
                     where=_head(sql),
                     action="Run it again: it reads the table anew",
                 ) from error
-            if "UNAVAILABLE" in message or "SESSION_CLOSED" in message:
-                raise self._unavailable() from error
+            if any(sign in message for sign in _GONE):
+                raise self._no_answer(sql) from error
             raise
         except RpcError as error:
-            raise self._unavailable() from error
+            raise self._no_answer(sql) from error
 
-    def _unavailable(self) -> UnavailableError:
+    def _no_answer(self, sql: str) -> CdcError:
+        """A statement that may commit may also have committed: the tables are read before it is run again."""
+        if not sql.lstrip().upper().startswith(_READING):
+            return CommitUnknownError(
+                f"Spark Connect at {self._url} gave no answer", where=_head(sql), action="Run it again: it looks first"
+            )
         return UnavailableError(
             "Spark Connect does not answer",
             where=self._url,
@@ -127,6 +140,7 @@ def spark_session(url: str) -> Generator[Spark]:
     import socket
     from urllib.parse import urlparse
 
+    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession
 
     address = urlparse(url)
@@ -139,10 +153,12 @@ def spark_session(url: str) -> Generator[Spark]:
             action="Start it (`cdc-platform up`) or correct SPARK_REMOTE, then run this again",
         ) from error
     session = SparkSession.builder.remote(url).create()
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_RETRY_WAIT_MAX_MS)])
     try:
         yield Spark(session, url)
     finally:
-        session.stop()
+        with suppress(Exception):  # A server that is gone has ended the session itself.
+            session.stop()
 
 
 def columns_sql(names: Sequence[str], alias: str | None = None) -> str:

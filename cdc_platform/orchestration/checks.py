@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key
 from cdc_platform.orchestration.attempts import Exhausted
 from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
 from cdc_platform.orchestration.failures import as_failure
-from cdc_platform.orchestration.resources import Stage, Tables
+from cdc_platform.orchestration.resources import Tables
 from cdc_platform.registry.model import Registry, Table
 
 if TYPE_CHECKING:

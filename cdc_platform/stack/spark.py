@@ -38,6 +38,8 @@ def service(deployment: Deployment, port: int) -> Service:
         # Iceberg hands `jdbc.*` to the driver: wait for another writer's lock, as PyIceberg does.
         f"{catalog}.jdbc.busy_timeout": str(_CATALOG_BUSY_MS),
         f"{catalog}.jdbc.schema-version": "V1",
+        # Each statement sees what others have committed: a cached table would be up to 30 s old.
+        f"{catalog}.cache-enabled": "false",
         f"{catalog}.warehouse": deployment.catalog_properties["warehouse"],
     }
     spec = find_spec("pyspark")

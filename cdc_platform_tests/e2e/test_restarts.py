@@ -72,23 +72,23 @@ def test_a_row_that_is_wrong_is_diverged_and_a_recapture_makes_it_right(running_
     """A check that can't fail is no check: another writer damages landing behind the platform's back."""
     operations = running_stack.operations
     with operations.spark() as spark:
-        spark.rows("DELETE FROM lake.landing.orders WHERE order_id IN (11, 12)")
+        spark.rows("DELETE FROM lake.landing.orders WHERE order_id IN (50011, 50012)")
     verdict = operations.converge("orders", "landing")
     assert verdict.outcome == "diverged"
     assert [
         (d.measure, d.expected - d.found) for d in verdict.differences if d.measure in {"rows", "sum(order_id)"}
     ] == [
         ("rows", 2),
-        ("sum(order_id)", 23),
+        ("sum(order_id)", 100_023),
     ]
     project = running_stack.deployment.project
     checked = cli(project, "check", "orders")
     assert checked.returncode == 3
     assert "landing.orders: diverged" in checked.stdout
-    execute(operations, "DELETE FROM orders WHERE order_id = 13")
+    execute(operations, "DELETE FROM orders WHERE order_id = 50013")
     again = cli(project, "recapture", "bookshop", "--yes")
     assert again.returncode == 0, again.stderr
-    execute(operations, "DELETE FROM orders WHERE order_id = 14")
+    execute(operations, "DELETE FROM orders WHERE order_id = 50014")
     until(lambda: service(running_stack, "capture-bookshop").state == "ready", "capture did not come back")
     for table in ("orders", "order_items"):  # Both were damaged above; the load mends both.
         verdict = operations.converge(table, "landing")
@@ -104,7 +104,7 @@ def test_curated_takes_a_reload_as_the_changes_that_it_is(running_stack: Running
     with operations.spark() as spark:
         before = {tuple(r.values()) for r in spark.rows(lineage)}
     assert cli(running_stack.deployment.project, "recapture", "bookshop", "--yes").returncode == 0
-    execute(operations, "UPDATE orders SET status = 'reloaded' WHERE order_id = 21")
+    execute(operations, "UPDATE orders SET status = 'reloaded' WHERE order_id = 50021")
     assert operations.converge("orders", "landing").outcome == "converged"
     result = operations.merge("orders")
     assert (result.inserts, result.updates, result.deletes) == (0, 1, 0)
