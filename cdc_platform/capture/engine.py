@@ -19,6 +19,7 @@ from typing import Any
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
 
 _STOP_WITHIN_S = 20
+_CORRECT = "Correct the option it names"
 _CONFIGURATION = ("configuration is not valid", "ConfigException", "is invalid")
 
 
@@ -70,7 +71,11 @@ def run_engine(
     for key, value in properties.items():
         java.setProperty(key, value)
     where = f"Debezium connector {properties['name']}"
-    engine: Any = JDebeziumEngine.create(EngineFormat.JSON).using(java).notifying(Consumer()).using(Completed()).build()
+    builder: Any = JDebeziumEngine.create(EngineFormat.JSON).using(java).notifying(Consumer()).using(Completed())
+    try:
+        engine = builder.build()
+    except jpype.JException as error:  # Building reads nothing but the properties.
+        raise ConfigError(_first_line(str(error)), where=where, action=_CORRECT) from error
     thread = threading.Thread(target=engine.run, name="debezium", daemon=True)
     thread.start()
     while thread.is_alive() and not stopping.wait(0.2):
@@ -89,9 +94,13 @@ def _text(value: Any) -> str | None:
 
 
 def _ended(where: str, message: str) -> CdcError:
-    what = message.splitlines()[0].strip().rstrip(".")[:500]
+    what = _first_line(message)
     if any(sign in message for sign in _CONFIGURATION):
-        return ConfigError(what, where=where, action="Correct the option it names")
+        return ConfigError(what, where=where, action=_CORRECT)
     return UnavailableError(
         what, where=where, action="It is started again by itself; `cdc-platform doctor` looks at the source"
     )
+
+
+def _first_line(message: str) -> str:
+    return message.splitlines()[0].strip().rstrip(".")[:500]

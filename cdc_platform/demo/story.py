@@ -120,7 +120,7 @@ class Story:
     def _rewrite(self) -> None:
         with self._scene("Rewrite"):
             before = self.operations.files("orders")
-            self.dagster.run("rewrite_data_files", "maintenance/orders/rewrite_data_files")
+            self.dagster.run("rewrite_data_files", "maintenance/rewrite_data_files/orders")
             after = self.operations.files("orders")
             self.figures |= {
                 "files_opened_before": before.opened.total,

@@ -3,7 +3,7 @@
 Belongs here: what Iceberg metadata says of a table's history. Does not: reading it (`lake/catalog.py`),
 or what a `cdc.*` key means to a stage.
 Rules: a snapshot names its parent; `replace` changes no live row (Iceberg spec, "Snapshots").
-Totals in a summary count files truly; `total-records` overcounts on upsert tables and is never used.
+Totals in a summary count files truly; `total-records` overcounts on a table that has deletes.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -49,7 +49,7 @@ def curated_key(name: str) -> dg.AssetKey:
 
 def rewrite_key(name: str) -> dg.AssetKey:
     """The rewrite of the landing table's files."""
-    return dg.AssetKey(["maintenance", name, "rewrite_data_files"])
+    return dg.AssetKey(["maintenance", "rewrite_data_files", name])
 
 
 def build_assets(registry: Registry) -> list[dg.AssetSpec | dg.AssetsDefinition]:

@@ -179,8 +179,10 @@ class Registry(_Declared):
                     f"table `{name}` reads source `{table.source_name}`, which `sources` does not declare "
                     f"(declared: {', '.join(sorted(self.sources))})"
                 )
-            if (other := seen.setdefault(table.source, name)) != name:
-                raise ValueError(f"tables `{other}` and `{name}` both read `{table.source}`: keep one")
+            # The asset key source/<schema>/<table> has no source in it.
+            where = f"{table.source_schema}.{table.source_table}"
+            if (other := seen.setdefault(where, name)) != name:
+                raise ValueError(f"tables `{other}` and `{name}` both read a table `{where}`: keep one")
         return self
 
     def tables_of(self, source: str) -> dict[str, Table]:

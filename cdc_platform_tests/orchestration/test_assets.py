@@ -16,7 +16,7 @@ from cdc_platform.errors import (
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform_tests.orchestration.fakes import FakeTables, deployment
 
-REWRITE = dg.AssetKey(["maintenance", "orders", "rewrite_data_files"])
+REWRITE = dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])
 
 
 def run(job: str, tables: FakeTables, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -132,7 +132,7 @@ def test_the_projects_own_tables_have_a_whole_catalog_entry() -> None:
         "changelog/orders": ["source/public/orders"],
         "landing/orders": ["changelog/orders"],
         "curated/orders": ["landing/orders"],
-        "maintenance/orders/rewrite_data_files": ["landing/orders"],
+        "maintenance/rewrite_data_files/orders": ["landing/orders"],
     }
     assert specs["curated/orders"].code_version == "order_id | status, customer_id, total"
 

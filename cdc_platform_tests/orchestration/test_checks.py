@@ -90,7 +90,7 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
     done = run_checks(tables, instance)
     assert done.success
     found = {(e.asset_key, e.check_name): e.passed for e in done.get_asset_check_evaluations()}
-    rewrite = dg.AssetKey(["maintenance", "orders", "rewrite_data_files"])
+    rewrite = dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])
     assert found == (
         {(LANDING, check): False for check in MEASURES}
         | {(CURATED, check): True for check in MEASURES}

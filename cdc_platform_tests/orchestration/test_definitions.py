@@ -53,12 +53,12 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
     }
     assert steps == {
         "merge_curated": ["curated__orders"],
-        "rewrite_data_files": ["maintenance__orders__rewrite_data_files"],
+        "rewrite_data_files": ["maintenance__rewrite_data_files__orders"],
         "check_convergence": [
             "curated__orders_automation_succeeds",
             "curated_orders_converged",
             "landing_orders_converged",
-            "maintenance__orders__rewrite_data_files_automation_succeeds",
+            "maintenance__rewrite_data_files__orders_automation_succeeds",
         ],
     }
 

@@ -104,7 +104,7 @@ def test_a_rewrite_is_due_after_the_declared_commits_and_not_before() -> None:
     assert str(d.tick().skip_reason) == "SkipReason(skip_message='orders: 1 of 2 commits since the beginning')"
     d.tables.commit("orders")
     [request] = d.tick().run_requests or ()
-    assert request.asset_selection == [dg.AssetKey(["maintenance", "orders", "rewrite_data_files"])]
+    assert request.asset_selection == [dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])]
     rewrite = d.tables.commit("orders", "replace")
     d.end(SUCCESS)
     assert not d.tick().run_requests

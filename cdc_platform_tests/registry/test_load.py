@@ -97,8 +97,10 @@ def test_a_wrong_entry_stops_the_load_where_it_stands(
     assert action in raised.value.action
 
 
-def test_two_tables_of_one_source_table_are_refused(tmp_path: Path) -> None:
-    again = GOOD + '  again: {source: db.public.orders, key: [id], owners: ["team:a"]}\n'
+@pytest.mark.parametrize("source", ["db", "other"])
+def test_two_tables_of_one_name_are_refused_for_their_assets_would_be_one(tmp_path: Path, source: str) -> None:
+    again = GOOD.replace("tables:", "  other: {postgres: {embedded: other}}\ntables:")
+    again += f'  again: {{source: {source}.public.orders, key: [id], owners: ["team:a"]}}\n'
     with pytest.raises(ConfigError, match="tables `orders` and `again` both read"):
         load(tmp_path, again)
 

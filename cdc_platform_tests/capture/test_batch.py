@@ -1,0 +1,119 @@
+"""Which log a record goes to, when it is durable, and where a load begins and ends."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cdc_platform.capture.batch import Router
+from cdc_platform.capture.settings import NOTIFICATIONS, connector_properties
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
+from cdc_platform.registry.model import Table
+from cdc_platform_tests.builders import ORDER_COLUMNS
+
+PREFIX = "cdc_shop_db"
+
+
+@dataclass
+class FakeWriter:
+    """Remembers what was written, and what of it was synced."""
+
+    records: list[bytes] = field(default_factory=list)
+    synced: int = 0
+
+    def append(self, records: list[bytes]) -> None:
+        self.records += records
+
+    def append_marker(self, record: bytes) -> None:
+        self.records.append(record)
+
+    def sync(self) -> None:
+        self.synced = len(self.records)
+
+
+def table(source: str) -> Table:
+    return Table.model_validate({"source": f"db.public.{source}", "key": ["id"], "owners": ["team:t"]})
+
+
+class Routed:
+    def __init__(self, unloaded: set[str] = frozenset(), **tables: str) -> None:  # type: ignore[assignment]
+        declared = tables or {"orders": "orders", "items": "items"}
+        self.writers = {name: FakeWriter() for name in declared}
+        self.requested: list[list[str]] = []
+        self.router = Router(
+            prefix=PREFIX,
+            tables={name: table(source) for name, source in declared.items()},
+            columns=dict.fromkeys(declared, ORDER_COLUMNS),
+            writers=self.writers,
+            unloaded=set(unloaded),
+            request_load=self.requested.append,
+        )
+
+    def ops(self, name: str) -> list[str]:
+        return [json.loads(r).get("op") for r in self.writers[name].records]
+
+
+def change(source: str, op: str = "u") -> str:
+    return json.dumps({"op": op, "source": {"schema": "public", "table": source}})
+
+
+def notified(kind: str, **data: Any) -> tuple[str, str]:
+    value = {"aggregate_type": "Initial Snapshot", "type": kind, "additional_data": data, "timestamp": 5}
+    return NOTIFICATIONS, json.dumps(value)
+
+
+def test_each_change_goes_to_its_tables_log_as_it_came_and_is_durable_when_write_returns() -> None:
+    routed = Routed()
+    value = change("orders")
+    routed.router.write([(f"{PREFIX}.public.orders", value), (f"{PREFIX}.public.items", change("items"))])
+    assert routed.writers["orders"].records == [value.encode()]
+    assert {n: w.synced for n, w in routed.writers.items()} == {"orders": 1, "items": 1}
+    assert routed.router.events == 2
+
+
+@pytest.mark.parametrize("topic", ["__debezium-heartbeat.cdc_shop_db", f"{PREFIX}.transaction", f"{PREFIX}.message"])
+def test_what_is_of_no_table_is_passed_over(topic: str) -> None:
+    routed = Routed()
+    routed.router.write([(topic, "{}"), (f"{PREFIX}.public.orders", None)])
+    assert [w.records for w in routed.writers.values()] == [[], []]
+
+
+def test_two_tables_whose_topics_debezium_makes_one_are_told_apart_by_their_source() -> None:
+    routed = Routed(spaced="a b", dashed="a?b")
+    routed.router.write([(f"{PREFIX}.public.a_b", change("a?b", "c")), (f"{PREFIX}.public.a_b", change("a b", "d"))])
+    assert (routed.ops("spaced"), routed.ops("dashed")) == (["d"], ["c"])
+
+
+def test_markers_stand_around_a_load_and_carry_the_columns() -> None:
+    routed = Routed(unloaded={"orders", "items"})
+    topic = f"{PREFIX}.public.orders"
+    routed.router.write([notified("STARTED"), notified("IN_PROGRESS", current_collection_in_progress="public.orders")])
+    routed.router.write([(topic, change("orders", "r"))])
+    routed.router.write([(topic, change("orders", "r")), notified("COMPLETED"), (topic, change("orders", "c"))])
+    assert routed.ops("orders") == [LOAD_BEGIN, "r", "r", LOAD_END, "c"]
+    first = json.loads(routed.writers["orders"].records[0])
+    assert first["columns"][0] == {"name": "id", "type": "long", "required": True, "doc": ""}
+    assert routed.writers["orders"].synced == 5
+    assert routed.requested == [["public.items"]]  # Not in that load, and never loaded: asked for.
+
+
+def test_a_restart_asks_for_the_tables_whose_load_is_not_whole_and_no_other() -> None:
+    for unloaded, asked in (({"items"}, [["public.items"]]), (set[str](), [])):
+        routed = Routed(unloaded=unloaded)
+        routed.router.write([notified("SKIPPED")])
+        assert routed.requested == asked
+
+
+def test_the_settings_name_one_deployment_and_take_nothing_for_granted(tmp_path: Any) -> None:
+    found = connector_properties(
+        name="cdc_shop_db",
+        url="postgresql+psycopg://me:p%40ss@db.host:6432/shop",
+        tables=[table("orders"), table("Weird+Table")],
+        offsets=tmp_path / "o",
+        signals=tmp_path / "s",
+    )
+    assert {found[k] for k in ("name", "slot.name", "publication.name", "topic.prefix")} == {"cdc_shop_db"}
+    assert (found["database.password"], found["database.port"]) == ("p@ss", "6432")
+    assert found["table.include.list"] == r"public\.Weird\+Table,public\.orders"
+    assert found["publication.autocreate.mode"] == "disabled"
