@@ -18,6 +18,7 @@ from cdc_platform.errors import CdcError
 _COMMANDS = {
     "up": "cdc_platform.stack.commands",
     "down": "cdc_platform.stack.commands",
+    "restart": "cdc_platform.stack.commands",
     "status": "cdc_platform.stack.commands",
     "logs": "cdc_platform.stack.commands",
     "service": "cdc_platform.stack.service_commands",

@@ -61,6 +61,10 @@ class Deployment:
         """Folder of the table's change log."""
         return self.state / "changelog" / table
 
+    def cuts_file(self, source: str) -> Path:
+        """Where capture notes which moments of `source` the change logs hold."""
+        return self.state / "offsets" / f"{source}.cuts.json"
+
     def offsets_file(self, source: str) -> Path:
         """Debezium's offsets for `source`."""
         return self.state / "offsets" / f"{source}.dat"

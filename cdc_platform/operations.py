@@ -62,6 +62,12 @@ class Operations:
 
         return SegmentLog(self.deployment.changelog_dir(name))
 
+    def require_spark(self) -> None:
+        """Raise UnavailableError unless Spark Connect can be reached. Cheap."""
+        from cdc_platform.lake.spark import require_spark
+
+        require_spark(self.deployment.spark_url)
+
     @contextmanager
     def spark(self) -> "Generator[Spark]":
         """A Spark Connect session of its own."""
@@ -98,6 +104,7 @@ class Operations:
 
     def converge(self, name: str, stage: Stage) -> "Verdict":
         """Compare a stage with the source, waiting for it. What can't be asked is `unknown`, not an error."""
+        from cdc_platform.changelog.cuts import Cuts
         from cdc_platform.convergence.converge import Verdict, converge
         from cdc_platform.convergence.stages import CuratedStage, LandingStage
         from cdc_platform.source.state import Measures, read_cut
@@ -111,8 +118,8 @@ class Operations:
                 compared = kind(
                     name=name,
                     engine=engine,
-                    slot=self.deployment.part_name(table.source_name),
                     log=self.changelog(name),
+                    cuts=Cuts(self.deployment.cuts_file(table.source_name)),
                     lake=self.lake,
                     spark=spark,
                     measures=measures,

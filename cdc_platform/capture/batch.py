@@ -9,6 +9,7 @@ after them. After a start Debezium says SKIPPED when it has loaded before: a tab
 then asked for (a table new in tables.yaml, or a load that a kill broke off).
 """
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +17,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from cdc_platform.capture.settings import NOTIFICATIONS
+from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
+from cdc_platform.source.state import MESSAGE_PREFIX
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9._\-]")
 _LOAD = "Initial Snapshot"
@@ -26,6 +29,11 @@ _LOAD = "Initial Snapshot"
 
 class LogWriter(Protocol):
     """The part of a change log's writer that capture needs."""
+
+    @property
+    def end(self) -> int:
+        """Position after the newest record."""
+        ...
 
     def append(self, records: list[bytes]) -> None:
         """Write records, each without its newline."""
@@ -50,6 +58,7 @@ class Router:
     writers: Mapping[str, LogWriter]
     unloaded: set[str]  # Tables whose log has no whole load.
     request_load: Callable[[list[str]], None]
+    cuts: Cuts
     events: int = 0  # Changes written since the start.
     _topics: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
     _loading: set[str] = field(default_factory=set[str], init=False)
@@ -69,11 +78,27 @@ class Router:
             if topic == NOTIFICATIONS:
                 self._append(pending, touched)
                 self._notified(json.loads(value), touched)
+            elif topic == f"{self.prefix}.message":
+                self._append(pending, touched)
+                self._met(json.loads(value), touched)
             elif (name := self._table_of(topic, value)) is not None:
                 pending.setdefault(name, []).append(value.encode())
         self._append(pending, touched)
+        self._sync(touched)
+
+    def _sync(self, touched: set[str]) -> None:
         for name in touched:
             self.writers[name].sync()
+        touched.clear()
+
+    def _met(self, record: dict[str, Any], touched: set[str]) -> None:
+        """Note where the logs end at a message of ours; other applications' messages are passed over."""
+        message = record["message"]
+        if message["prefix"] == MESSAGE_PREFIX:
+            self._sync(touched)
+            self.cuts.record(
+                base64.b64decode(message["content"]).decode(), {name: w.end for name, w in self.writers.items()}
+            )
 
     def _append(self, pending: dict[str, list[bytes]], touched: set[str]) -> None:
         for name, lines in pending.items():
@@ -83,7 +108,7 @@ class Router:
         pending.clear()
 
     def _table_of(self, topic: str, value: str) -> str | None:
-        """The table a record belongs to; None for heartbeats, transactions and messages."""
+        """The table a record belongs to; None for heartbeats and transactions."""
         names = self._topics.get(topic, [])
         if len(names) == 1:
             return names[0]

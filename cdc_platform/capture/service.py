@@ -11,7 +11,9 @@ from pathlib import Path
 
 from cdc_platform.capture.batch import Router
 from cdc_platform.capture.engine import run_engine
+from cdc_platform.capture.offsets import captured_lsn
 from cdc_platform.capture.settings import connector_properties
+from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_END
 from cdc_platform.changelog.segments import SegmentWriter, newest_marker
 from cdc_platform.deployment import Deployment
@@ -27,8 +29,8 @@ def look_over(deployment: Deployment, source: str) -> Inspection:
     return inspect(
         source_engine(deployment.source_url(source)),
         deployment.registry.tables_of(source),
-        slot=deployment.part_name(source),
-        has_offsets=deployment.offsets_file(source).exists(),
+        name=deployment.part_name(source),
+        captured_lsn=captured_lsn(deployment.offsets_file(source)),
     )
 
 
@@ -54,6 +56,7 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
         writers=writers,
         unloaded={table for table, folder in folders.items() if newest_marker(folder) != LOAD_END},
         request_load=lambda collections: _request_load(signals, collections),
+        cuts=Cuts(deployment.cuts_file(source)),
     )
     reported_at = 0.0
 

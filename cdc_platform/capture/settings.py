@@ -34,6 +34,7 @@ def connector_properties(
         "database.dbname": address.database or "",
         "plugin.name": "pgoutput",
         "slot.name": name,
+        "offset.mismatch.strategy": "trust_offset",  # A slot that went on without us is an error, not a gap.
         "publication.name": name,
         "publication.autocreate.mode": "disabled",  # The publication is ours: source/doctor.py.
         "table.include.list": included,

@@ -38,8 +38,8 @@ class Stage(Protocol):
         """
         ...
 
-    def reached(self, cut: Cut) -> str | None:
-        """None once some snapshot of the stage is complete through the cut; else what it still waits for."""
+    def reached(self) -> str | None:
+        """None once the stage is complete through what was committed at the first call; else what it waits for."""
         ...
 
     def read(self, cut: Cut) -> Reading:
@@ -76,7 +76,7 @@ def converge(
             if cut is None:
                 stage.begin()
                 cut = read_source()
-            waiting = stage.reached(cut)
+            waiting = stage.reached()
             if waiting is None:
                 reading = stage.read(cut)
                 found = differences(reading.expected, reading.found)

@@ -4,11 +4,13 @@ Belongs here: what "complete through the cut" means for each, and reading its st
 Does not: the verdict (`convergence/converge.py`), the arithmetic (`convergence/cut.py`).
 """
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
+from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import ChangeLog
 from cdc_platform.convergence.converge import Reading
 from cdc_platform.convergence.cut import expected_state
@@ -18,10 +20,11 @@ from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.lake.spark import Spark, quoted
 from cdc_platform.landing.position import LandingPosition, landing_position, landing_table
-from cdc_platform.source.state import Cut, Measures, State, captured_through, nudge, state_sql
+from cdc_platform.source.state import Cut, Measures, State, emit_cut, state_sql
 
 _READ_BYTES_MAX = 8 << 20
 _READS_MAX = 5
+_EMIT_EVERY_POLLS = 20
 
 
 @dataclass
@@ -30,33 +33,32 @@ class LandingStage:
 
     name: str  # The table's name in the registry.
     engine: Engine
-    slot: str
     log: ChangeLog
+    cuts: Cuts
     lake: Lake
     spark: Spark
     measures: Measures
     _log_before: int = field(default=0, init=False)
     _log_needed: int | None = field(default=None, init=False)
-    _nudged: bool = field(default=False, init=False)
+    _polls: int = field(default=0, init=False)
+    _cut_ids: list[str] = field(default_factory=list[str], init=False)
 
     def begin(self) -> None:
         """Note where the log ends before the cut."""
         self._log_before = self.log.end()
         self._log_needed = None
-        self._nudged = False
+        self._polls, self._cut_ids = 0, []
 
-    def reached(self, cut: Cut) -> str | None:
+    def reached(self) -> str | None:
         """None once the stage holds everything that the cut holds."""
         if self._log_needed is None:
-            captured = captured_through(self.engine, self.slot)
-            if captured is None:
-                return f"replication slot {self.slot} does not exist: capture has not started"
-            if captured < cut.lsn:
-                if not self._nudged:
-                    nudge(self.engine)
-                    self._nudged = True
-                return f"capture is {cut.lsn - captured} bytes of WAL behind the cut"
-            self._log_needed = self.log.end()
+            if self._polls % _EMIT_EVERY_POLLS == 0:  # Again now and then: a slot made later does not deliver it.
+                self._cut_ids.append(uuid.uuid4().hex)
+                emit_cut(self.engine, self._cut_ids[-1])
+            self._polls += 1
+            self._log_needed = self.cuts.find(self._cut_ids, self.name)
+            if self._log_needed is None:
+                return "capture has not come to the cut (`cdc-platform status` shows whether it runs)"
         _, _, position = self._at()
         if position.log < self._log_needed:
             return f"{self._table} is complete through log record {position.log}, the cut needs {self._log_needed}"

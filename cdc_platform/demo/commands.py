@@ -37,6 +37,10 @@ _UNTRUE = 5
 def demo(project: Path | None, once: bool, as_json: bool) -> None:
     """Capture a seeded PostgreSQL into Iceberg and tell, with measured figures, what the platform makes of it.
 
+    \b
+    JSON: total_s, initial_load_s, initial_load_rows, initial_load_rows_per_s, burst_s, churn_s, replay_s,
+          files_opened_before, files_opened_after, delta_rows, row_ids_moved, memory_mb {service: MB}
+
     Exit codes: 0 everything told is so, 5 something is not, 2 the stack runs already or is not the demo's.
     Without --once the stack stays up: `cdc-platform down` stops it.
     """

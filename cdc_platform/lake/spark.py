@@ -134,14 +134,10 @@ def _head(sql: str) -> str:
     return " ".join(sql.split())[:80]
 
 
-@contextmanager
-def spark_session(url: str) -> Generator[Spark]:
-    """A session of its own on the server at `url` (`sc://host:port`); refuses quickly when none listens."""
+def require_spark(url: str) -> None:
+    """Raise UnavailableError unless something listens at `url` (`sc://host:port`)."""
     import socket
     from urllib.parse import urlparse
-
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-    from pyspark.sql.connect.session import SparkSession
 
     address = urlparse(url)
     try:
@@ -150,8 +146,17 @@ def spark_session(url: str) -> Generator[Spark]:
         raise UnavailableError(
             "nothing listens there",
             where=f"Spark Connect at {url}",
-            action="Start it (`cdc-platform up`) or correct SPARK_REMOTE, then run this again",
+            action="Start it (`cdc-platform up`) or correct SPARK_REMOTE; what waits for it goes on then",
         ) from error
+
+
+@contextmanager
+def spark_session(url: str) -> Generator[Spark]:
+    """A session of its own on the server at `url` (`sc://host:port`); refuses quickly when none listens."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession
+
+    require_spark(url)
     session = SparkSession.builder.remote(url).create()
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_RETRY_WAIT_MAX_MS)])
     try:

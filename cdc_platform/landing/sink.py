@@ -3,11 +3,12 @@
 Belongs here: the order of reading, windows and initial loads; where it goes on after a restart.
 Does not: the loop over tables and their failures (`landing/service.py`), the rules of a window
 (`landing/window.py`), Iceberg (`landing/commit.py`).
-Rules: it goes on from the position in the table's own snapshot; a window is committed only after the log it
-came from is durable, so the table is never ahead of the log. An initial load is one window, however long: its
-files are written as they fill and become the whole table in one snapshot at its end, so no reader and no MERGE
-ever sees half a load, and rows that vanished before it vanish with it. It needs no delete: it replaces.
-A load that a streamed event interrupts was broken off (capture died) and is dropped; capture begins another.
+Rules: a window is as long as declared, counted from the commit before, so that a change after a quiet time does not
+wait; there is at most one snapshot in each. The sink goes on from the position in the table's own snapshot; a window is
+committed only after the log it came from is durable, so the table is never ahead of the log. An initial load is one
+window, however long: its files are written as they fill and become the whole table in one snapshot at its end, so no
+reader and no MERGE ever sees half a load, and rows that vanished before it vanish with it. It needs no delete: it
+replaces. A load that a streamed event interrupts was broken off (capture died) and is dropped; capture begins another.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -72,7 +73,7 @@ class TableSink:
         self.position: LandingPosition = self._table.position()
         self._read_to = self.position.log if self.position.window else log.newest_load()
         self._window = Window(newest=self.position.source)
-        self._opened_at = clock()
+        self._committed_at = float("-inf")
         self._load: _Load | None = None
         self._decoder = Decoder(table, self._table.columns, key) if self._table.columns else None
 
@@ -83,8 +84,6 @@ class TableSink:
         """
         batch = self._log.read(self._read_to, bytes_max=_READ_BYTES_MAX)
         if batch.lines:
-            if self._window.is_empty:
-                self._opened_at = self._clock()
             self._take(batch)
         if self._is_due():
             self.commit()
@@ -100,7 +99,7 @@ class TableSink:
     def _is_due(self) -> bool:
         if self._window.is_empty:
             return False
-        return self._window.bytes >= _WINDOW_BYTES_MAX or self._clock() - self._opened_at >= self._window_s
+        return self._window.bytes >= _WINDOW_BYTES_MAX or self._clock() - self._committed_at >= self._window_s
 
     def _take(self, batch: Batch) -> None:
         if batch.lines.startswith(b'{"op":"load_'):
@@ -178,8 +177,7 @@ class TableSink:
             events={"read": load.events},
             replace_all=True,
         )
-        self.position = after
-        self._window = Window(newest=source)
+        self._committed(after)
         self._load = None
 
     def _drop_load(self) -> None:
@@ -213,5 +211,9 @@ class TableSink:
             events=window.counts,
             replace_all=window.truncate,
         )
+        self._committed(after)
+
+    def _committed(self, after: LandingPosition) -> None:
         self.position = after
-        self._window = Window(newest=source)
+        self._window = Window(newest=after.source)
+        self._committed_at = self._clock()

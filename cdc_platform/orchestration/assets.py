@@ -187,7 +187,7 @@ def _rewrite(name: str, table: Table) -> dg.AssetsDefinition:
     @dg.asset(
         key=rewrite_key(name),
         deps=[landing_key(name)],
-        group_name="maintenance",
+        group_name="rewrite_data_files",
         kinds={"iceberg", "spark"},
         owners=table.owners,
         tags=_tags(table),

@@ -16,6 +16,7 @@ from cdc_platform.orchestration.assets import curated_key, rewrite_key
 from cdc_platform.orchestration.attempts import (
     Attempt,
     Exhausted,
+    Request,
     Step,
     at_target,
     in_flight,
@@ -88,6 +89,8 @@ def situation(
     if not found.due:
         return Situation(found.reason, found.target, None)
     step = next_step(earlier, found.counted, attempts_max=attempts_max)
+    if isinstance(step, Request):
+        tables.require_spark()  # A run without it would only use up an attempt; when it is back, all goes on.
     reason = found.reason
     if isinstance(step, Exhausted):
         reason = (

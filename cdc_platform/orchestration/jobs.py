@@ -31,7 +31,7 @@ check_convergence = dg.define_asset_job(
 )
 rewrite_data_files = dg.define_asset_job(
     REWRITE.name,
-    selection=dg.AssetSelection.groups("maintenance").without_checks(),
+    selection=dg.AssetSelection.groups(REWRITE.name).without_checks(),
     description="Apply deletes and merge small files of landing, for the selected tables.",
     tags=_tags(REWRITE.name, priority=0, runtime_max_s=3600),
 )

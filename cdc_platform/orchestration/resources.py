@@ -30,6 +30,10 @@ class Tables(Protocol):
         """History of the curated table, None before its first merge. Cheap: metadata alone."""
         ...
 
+    def require_spark(self) -> None:
+        """Raise UnavailableError unless Spark, which every run needs, can be reached. Cheap."""
+        ...
+
     def merge(self, name: str, *, run_id: str) -> MergeResult:
         """Merge landing into curated."""
         ...

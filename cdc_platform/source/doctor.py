@@ -19,6 +19,9 @@ from cdc_platform.registry.model import Table
 from cdc_platform.source.postgres import address, connected
 from cdc_platform.source.types import iceberg_type
 
+# A slot is confirmed only after the offset is stored, so it is never ahead; but for the slot's own first position,
+# which lies a record or two behind the initial load's (56 bytes seen).
+_AHEAD_BYTES_MAX = 1024
 _COLUMNS = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
        t.typtype = 'e' AS is_enum, coalesce(col_description(c.oid, a.attnum), '') AS doc,
@@ -29,15 +32,19 @@ WHERE n.nspname = :schema AND c.relname = :table AND a.attnum > 0 AND NOT a.atti
 ORDER BY a.attnum
 """
 _TABLE = """
-SELECT c.relkind AS kind, c.relreplident AS replica_identity
+SELECT c.relreplident AS replica_identity, has_table_privilege(c.oid, 'SELECT') AS readable,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
+       EXISTS (SELECT 1 FROM pg_publication_tables p WHERE p.pubname = :publication
+               AND p.schemaname = n.nspname AND p.tablename = c.relname) AS published
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = :schema AND c.relname = :table AND c.relkind IN ('r', 'p')
 """
 _UNIQUE = """
 SELECT array_agg(a.attname ORDER BY a.attname)::text[] AS columns
 FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey)
-WHERE n.nspname = :schema AND c.relname = :table AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE n.nspname = :schema AND c.relname = :table AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+      AND i.indexprs IS NULL
 GROUP BY i.indexrelid
 """
 
@@ -63,20 +70,22 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def inspect(engine: Engine, tables: Mapping[str, Table], *, slot: str, has_offsets: bool) -> Inspection:
-    """Look up everything. `has_offsets`: a capture has run before, so its slot has to be there.
+def inspect(engine: Engine, tables: Mapping[str, Table], *, name: str, captured_lsn: int | None) -> Inspection:
+    """Look up everything. `name` is the slot's and the publication's.
+
+    `captured_lsn` is the WAL byte position that an earlier capture had come to (its stored offset), None before one.
 
     Raises UnavailableError when the source does not answer.
     """
     columns: dict[str, tuple[Column, ...]] = {}
     findings: list[Finding] = []
     with connected(engine) as connection:
-        findings += _server(connection, engine, slot)
-        for name, table in tables.items():
-            found, lacking = _table(connection, name, table)
-            columns[name] = found
+        findings += _server(connection, engine, name)
+        for table_name, table in tables.items():
+            columns[table_name], lacking = _table(connection, table_name, table, publication=name)
             findings += lacking
-        findings += _slot(connection, engine, slot, has_offsets, next(iter(tables.values())).source_name)
+        for source in sorted({table.source_name for table in tables.values()}):
+            findings += _slot(connection, engine, name, captured_lsn, source)
     return Inspection(columns, tuple(findings))
 
 
@@ -112,11 +121,13 @@ def _server(connection: Connection, engine: Engine, slot: str) -> list[Finding]:
     return findings
 
 
-def _table(connection: Connection, name: str, table: Table) -> tuple[tuple[Column, ...], list[Finding]]:
+def _table(
+    connection: Connection, name: str, table: Table, *, publication: str
+) -> tuple[tuple[Column, ...], list[Finding]]:
     where = f"{table.source} (tables.yaml: tables.{name})"
     names = {"schema": table.source_schema, "table": table.source_table}
     quoted = _quoted(connection, table)
-    found = connection.execute(text(_TABLE), names).mappings().one_or_none()
+    found = connection.execute(text(_TABLE), names | {"publication": publication}).mappings().one_or_none()
     if found is None:
         lack = Finding(where, "there is no such table", "Correct `source`, or create the table")
         return (), [lack]
@@ -139,6 +150,19 @@ def _table(connection: Connection, name: str, table: Table) -> tuple[tuple[Colum
         columns.append(Column(row["name"], kind or "string", row["required"], row["doc"]))
     findings += _key(connection, where, quoted, table, rows)
     findings += _declared(where, table, {c.name: c for c in columns})
+    if not found["readable"]:
+        findings.append(
+            Finding(where, "the user may not read it", f"Run `GRANT SELECT ON {quoted} TO <user>` as an admin")
+        )
+    if not (found["published"] or found["owned"]):
+        findings.append(
+            Finding(
+                where,
+                f"publication {publication} does not hold it, and the user may not add it",
+                f"Run as an admin `ALTER PUBLICATION {publication} ADD TABLE {quoted}` (or `CREATE PUBLICATION "
+                f"{publication} FOR TABLE ... WITH (publish_via_partition_root = true)` with all tables of the source)",
+            )
+        )
     if found["replica_identity"] != "f":
         findings.append(
             Finding(
@@ -209,17 +233,28 @@ def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[F
     return findings
 
 
-def _slot(connection: Connection, engine: Engine, slot: str, has_offsets: bool, source: str) -> list[Finding]:
+def _slot(connection: Connection, engine: Engine, slot: str, captured_lsn: int | None, source: str) -> list[Finding]:
+    """A slot that does not continue where capture ended: changes between may have passed unseen."""
     status = connection.execute(
-        text("SELECT wal_status, active_pid FROM pg_replication_slots WHERE slot_name = :s"), {"s": slot}
+        text(
+            "SELECT wal_status, (confirmed_flush_lsn - '0/0')::bigint AS confirmed FROM pg_replication_slots "
+            "WHERE slot_name = :s"
+        ),
+        {"s": slot},
     ).one_or_none()
     where = f"{address(engine)}, replication slot {slot}"
     cure = f"Run `cdc-platform recapture {source}`: it takes a new initial load, which replaces the landing tables"
     if status is None:
         lost = "the slot is gone though capture has used it: changes may have passed unseen"
-        return [Finding(where, lost, cure)] if has_offsets else []
+        return [Finding(where, lost, cure)] if captured_lsn is not None else []
     if status.wal_status == "lost":
         return [Finding(where, "the slot is lost: the server removed WAL that it still needed", cure)]
+    if captured_lsn is not None and status.confirmed > captured_lsn + _AHEAD_BYTES_MAX:
+        ahead = (
+            f"the slot stands {status.confirmed - captured_lsn} bytes of WAL after where capture ended: it was made "
+            "anew or read by another, and changes passed unseen"
+        )
+        return [Finding(where, ahead, cure)]
     return []
 
 

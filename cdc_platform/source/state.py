@@ -1,11 +1,10 @@
-"""A table's state as a few figures, the source's state at a cut, and whether capture has passed it.
+"""A table's state as a few figures, and the source's state at a cut.
 
 Belongs here: the figures (row count, sums of columns, rows per value of one column), the statement that reads
-them, the transaction that reads them at the source, the slot's progress. Does not: comparing (`convergence`).
-Rules: state, WAL position and `pg_current_snapshot()` are read in one REPEATABLE READ transaction, so the
-snapshot says exactly which transactions the state holds. Debezium confirms a position to the slot only after
-the change log holds everything before it, so `confirmed_flush_lsn` at or past the cut proves the log complete
-through it. On an idle source the slot moves only with an event: a logical message of ours gives it one.
+them, the transaction that reads them at the source, the message that marks a moment in the replication stream.
+Does not: comparing (`convergence`).
+Rule: state, WAL position and `pg_current_snapshot()` are read in one REPEATABLE READ transaction, so the snapshot says
+exactly which transactions the state holds.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from cdc_platform.errors import UnavailableError
 from cdc_platform.source.postgres import address, connected
 
-MESSAGE_PREFIX = "cdc_platform"
+MESSAGE_PREFIX = "cdc_platform.cut"
 _XID_EPOCH = 1 << 32  # pg_current_snapshot has 64-bit ids, events the lower 32 bits.
 
 
@@ -120,20 +119,20 @@ def read_cut(engine: Engine, *, schema: str, table: str, measures: Measures) -> 
     )
 
 
-def nudge(engine: Engine) -> None:
-    """Give capture an event after everything committed so far. Harmless where it is not allowed: a standby."""
+def emit_cut(engine: Engine, cut_id: str) -> None:
+    """Send a message through the replication stream, after everything that is committed now.
+
+    Raises UnavailableError where that is not allowed: on a standby, or to a role without EXECUTE.
+    """
     try:
         with connected(engine) as connection:
-            connection.execute(text("SELECT pg_logical_emit_message(true, :p, 'cut')"), {"p": MESSAGE_PREFIX})
+            connection.execute(
+                text("SELECT pg_logical_emit_message(true, :prefix, :id)"), {"prefix": MESSAGE_PREFIX, "id": cut_id}
+            )
             connection.commit()
-    except DBAPIError:
-        return
-
-
-def captured_through(engine: Engine, slot: str) -> int | None:
-    """WAL byte position through which the change log is complete, or None when the slot does not exist."""
-    with connected(engine) as connection:
-        return connection.execute(
-            text("SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = :s"),
-            {"s": slot},
-        ).scalar_one_or_none()
+    except DBAPIError as error:
+        raise UnavailableError(
+            f"no logical message may be emitted ({type(error.orig).__name__})",
+            where=address(engine),
+            action="Point the source at the primary, and grant EXECUTE on pg_logical_emit_message",
+        ) from error

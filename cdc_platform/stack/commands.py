@@ -1,4 +1,4 @@
-"""`cdc-platform up`, `down`, `status` and `logs`: the stack for someone at a terminal.
+"""`cdc-platform up`, `down`, `restart`, `status` and `logs`: the stack for someone at a terminal.
 
 Belongs here: words, tables, JSON, waiting for Ctrl-C. Does not: what starts when (`control.py`).
 """
@@ -88,6 +88,18 @@ def down(project: Path | None) -> None:
     """Stop all embedded services and wait until no process is left."""
     stopped = Stack(Deployment.load(project)).stop()
     click.echo("Stopped." if stopped else "Nothing was running.")
+
+
+@click.command()
+@click.argument("service")
+@click.pass_obj
+def restart(project: Path | None, service: str) -> None:
+    """Stop SERVICE and start it again at once, also when its back-off would wait.
+
+    For after a remedy: a service that keeps failing is started by itself too, a second later each time.
+    """
+    Stack(Deployment.load(project)).restart(service)
+    click.echo(f"{service} was started again; `cdc-platform status` shows how it is.")
 
 
 @click.command()

@@ -129,6 +129,19 @@ class Stack:
         """Stop everything and leave no process; tell if anything ran."""
         return self._supervisor.stop()
 
+    def restart(self, name: str) -> None:
+        """Stop a service and start it again at once, whatever its back-off says."""
+        if name not in (known := self._supervisor.supervised()):
+            raise ConfigError(
+                f"the stack runs no service `{name}`" if known else "the stack does not run",
+                where=str(self._deployment.state),
+                action=f"Use one of: {', '.join(sorted(known))}" if known else "Start it: `cdc-platform up`",
+            )
+        with self.paused(name):
+            report_file(self._run_dir, name).unlink(missing_ok=True)
+        if known[name].state == "STOPPED":
+            self._supervisor.start(name)
+
     @contextmanager
     def paused(self, name: str) -> Generator[None]:
         """Stop one service for a block, and start it again after; nothing when it does not run."""

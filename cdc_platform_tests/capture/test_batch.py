@@ -1,13 +1,16 @@
 """Which log a record goes to, when it is durable, and where a load begins and ends."""
 
+import base64
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc_platform.capture.batch import Router
 from cdc_platform.capture.settings import NOTIFICATIONS, connector_properties
+from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
 from cdc_platform.registry.model import Table
 from cdc_platform_tests.builders import ORDER_COLUMNS
@@ -28,6 +31,10 @@ class FakeWriter:
     def append_marker(self, record: bytes) -> None:
         self.records.append(record)
 
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
     def sync(self) -> None:
         self.synced = len(self.records)
 
@@ -37,7 +44,7 @@ def table(source: str) -> Table:
 
 
 class Routed:
-    def __init__(self, unloaded: set[str] = frozenset(), **tables: str) -> None:  # type: ignore[assignment]
+    def __init__(self, folder: Path, unloaded: set[str] = frozenset(), **tables: str) -> None:  # type: ignore[assignment]
         declared = tables or {"orders": "orders", "items": "items"}
         self.writers = {name: FakeWriter() for name in declared}
         self.requested: list[list[str]] = []
@@ -48,6 +55,7 @@ class Routed:
             writers=self.writers,
             unloaded=set(unloaded),
             request_load=self.requested.append,
+            cuts=Cuts(folder / "cuts.json"),
         )
 
     def ops(self, name: str) -> list[str]:
@@ -63,8 +71,8 @@ def notified(kind: str, **data: Any) -> tuple[str, str]:
     return NOTIFICATIONS, json.dumps(value)
 
 
-def test_each_change_goes_to_its_tables_log_as_it_came_and_is_durable_when_write_returns() -> None:
-    routed = Routed()
+def test_each_change_goes_to_its_tables_log_as_it_came_and_is_durable_when_write_returns(tmp_path: Path) -> None:
+    routed = Routed(tmp_path)
     value = change("orders")
     routed.router.write([(f"{PREFIX}.public.orders", value), (f"{PREFIX}.public.items", change("items"))])
     assert routed.writers["orders"].records == [value.encode()]
@@ -72,21 +80,21 @@ def test_each_change_goes_to_its_tables_log_as_it_came_and_is_durable_when_write
     assert routed.router.events == 2
 
 
-@pytest.mark.parametrize("topic", ["__debezium-heartbeat.cdc_shop_db", f"{PREFIX}.transaction", f"{PREFIX}.message"])
-def test_what_is_of_no_table_is_passed_over(topic: str) -> None:
-    routed = Routed()
+@pytest.mark.parametrize("topic", ["__debezium-heartbeat.cdc_shop_db", f"{PREFIX}.transaction"])
+def test_what_is_of_no_table_is_passed_over(tmp_path: Path, topic: str) -> None:
+    routed = Routed(tmp_path)
     routed.router.write([(topic, "{}"), (f"{PREFIX}.public.orders", None)])
     assert [w.records for w in routed.writers.values()] == [[], []]
 
 
-def test_two_tables_whose_topics_debezium_makes_one_are_told_apart_by_their_source() -> None:
-    routed = Routed(spaced="a b", dashed="a?b")
+def test_two_tables_whose_topics_debezium_makes_one_are_told_apart_by_their_source(tmp_path: Path) -> None:
+    routed = Routed(tmp_path, spaced="a b", dashed="a?b")
     routed.router.write([(f"{PREFIX}.public.a_b", change("a?b", "c")), (f"{PREFIX}.public.a_b", change("a b", "d"))])
     assert (routed.ops("spaced"), routed.ops("dashed")) == (["d"], ["c"])
 
 
-def test_markers_stand_around_a_load_and_carry_the_columns() -> None:
-    routed = Routed(unloaded={"orders", "items"})
+def test_markers_stand_around_a_load_and_carry_the_columns(tmp_path: Path) -> None:
+    routed = Routed(tmp_path, unloaded={"orders", "items"})
     topic = f"{PREFIX}.public.orders"
     routed.router.write([notified("STARTED"), notified("IN_PROGRESS", current_collection_in_progress="public.orders")])
     routed.router.write([(topic, change("orders", "r"))])
@@ -98,14 +106,32 @@ def test_markers_stand_around_a_load_and_carry_the_columns() -> None:
     assert routed.requested == [["public.items"]]  # Not in that load, and never loaded: asked for.
 
 
-def test_a_restart_asks_for_the_tables_whose_load_is_not_whole_and_no_other() -> None:
+def test_a_restart_asks_for_the_tables_whose_load_is_not_whole_and_no_other(tmp_path: Path) -> None:
     for unloaded, asked in (({"items"}, [["public.items"]]), (set[str](), [])):
-        routed = Routed(unloaded=unloaded)
+        routed = Routed(tmp_path, unloaded=unloaded)
         routed.router.write([notified("SKIPPED")])
         assert routed.requested == asked
 
 
-def test_the_settings_name_one_deployment_and_take_nothing_for_granted(tmp_path: Any) -> None:
+def message(prefix: str, content: str) -> tuple[str, str]:
+    encoded = base64.b64encode(content.encode()).decode()
+    return f"{PREFIX}.message", json.dumps({"op": "m", "message": {"prefix": prefix, "content": encoded}})
+
+
+def test_a_cut_is_noted_with_the_ends_of_the_logs_before_it_once_they_are_durable(tmp_path: Path) -> None:
+    routed, cuts = Routed(tmp_path), Cuts(tmp_path / "cuts.json")
+    topic = f"{PREFIX}.public.orders"
+    theirs, ours = message("theirs", "x"), message("cdc_platform.cut", "one")
+    routed.router.write([(topic, change("orders")), theirs, (topic, change("orders")), ours, (topic, change("orders"))])
+    assert cuts.find(["x", "one"], "orders") == 2
+    assert cuts.find(["one"], "items") == 0
+    assert cuts.find(["another"], "orders") is None
+    routed.router.write([message("cdc_platform.cut", "two")])
+    assert cuts.find(["one", "two"], "orders") == 2  # The first of the asked that was met.
+    assert cuts.find(["two"], "orders") == 3
+
+
+def test_the_settings_name_one_deployment_and_take_nothing_for_granted(tmp_path: Path) -> None:
     found = connector_properties(
         name="cdc_shop_db",
         url="postgresql+psycopg://me:p%40ss@db.host:6432/shop",

@@ -73,7 +73,7 @@ def _quoted_errors(page: str) -> list[str]:
 def test_the_message_of_a_source_that_is_down_is_quoted() -> None:
     engine = source_engine("postgresql+psycopg://cdc:secret@127.0.0.1:1/shop")
     with pytest.raises(UnavailableError) as error:
-        inspect(engine, {}, slot="cdc_shop_shop", has_offsets=False)
+        inspect(engine, {}, name="cdc_shop_shop", captured_lsn=None)
     shown = str(error.value).replace("127.0.0.1:1/", "db.example:5432/")
     assert _quoted_errors("source-down.md") == [shown]
 

@@ -31,6 +31,11 @@ def test_status_shows_every_service_ready_with_its_memory(running_stack: Running
     assert all(s["memory_mb"] > 10 for s in services.values())
 
 
+def test_the_doctor_finds_nothing_lacking_in_a_stack_that_runs(running_stack: RunningStack) -> None:
+    answer = cli(running_stack.deployment.project, "doctor")
+    assert (answer.returncode, answer.stdout) == (0, "Nothing is lacking.\n")
+
+
 def test_a_second_up_says_that_it_runs_and_where(running_stack: RunningStack) -> None:
     answer = cli(running_stack.deployment.project, "up", "--detach")
     assert answer.returncode == 2

@@ -12,6 +12,7 @@ import yaml
 
 from cdc_platform.convergence.converge import Verdict
 from cdc_platform.deployment import Deployment
+from cdc_platform.errors import UnavailableError
 from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT, MergeResult
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
 from cdc_platform.lake.spark import FilesOpened
@@ -63,7 +64,12 @@ class FakeTables:
     curated_snapshots: dict[str, list[Snapshot]] = field(default_factory=dict)
     broken: dict[str, Exception] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    spark_is_down: bool = False
     _ids: int = 0
+
+    def require_spark(self) -> None:
+        if self.spark_is_down:
+            raise UnavailableError("nothing listens there", where="Spark Connect", action="Start it")
 
     def commit(self, name: str, operation: str = "overwrite") -> int:
         """The sink commits once, or a rewrite replaces files."""

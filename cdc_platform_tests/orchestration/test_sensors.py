@@ -85,6 +85,21 @@ def test_a_merge_that_succeeds_and_moves_nothing_does_not_go_on_for_ever() -> No
     assert d.requested == [("orders", "beginning", "SUCCESS")] * 3
 
 
+@pytest.mark.parametrize("operation", ["merge_curated", "rewrite_data_files"])
+def test_while_spark_is_down_no_attempt_is_used_up_and_then_all_goes_on(operation: str) -> None:
+    d = daemon(operation, "orders", attempts_max=1)
+    d.tables.commit("orders")
+    d.tables.commit("orders")
+    d.tables.spark_is_down = True
+    for _ in range(5):
+        with pytest.raises(UnavailableError):
+            d.tick()
+    assert d.requested == []
+    d.tables.spark_is_down = False
+    d.tick()
+    assert [target for _, target, _ in d.requested] == ["beginning"]
+
+
 def test_a_curated_table_that_was_dropped_is_made_again() -> None:
     d = daemon("merge_curated", "orders", attempts_max=1)
     for dropped in (False, True):

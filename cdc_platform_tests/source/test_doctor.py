@@ -15,7 +15,7 @@ from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect
 from cdc_platform.source.postgres import connected, source_engine
-from cdc_platform.source.state import Measures, captured_through, nudge, read_cut
+from cdc_platform.source.state import Measures, emit_cut, read_cut
 from cdc_platform.stack import postgres as postgres_service
 
 pytestmark = pytest.mark.e2e
@@ -50,13 +50,13 @@ def table(**changes: Any) -> Table:
     return Table.model_validate({"source": "shop.public.orders", "key": ["id"], "owners": ["team:t"]} | changes)
 
 
-def lacks(engine: Engine, declared: Table | None = None, *, has_offsets: bool = False) -> list[tuple[str, str]]:
-    found = inspect(engine, {"orders": declared or table()}, slot=SLOT, has_offsets=has_offsets)
+def lacks(engine: Engine, declared: Table | None = None, *, captured_lsn: int | None = None) -> list[tuple[str, str]]:
+    found = inspect(engine, {"orders": declared or table()}, name=SLOT, captured_lsn=captured_lsn)
     return [(f.what, f.action) for f in found.findings]
 
 
 def test_a_table_that_lacks_nothing_gives_its_columns(engine: Engine) -> None:
-    found = inspect(engine, {"orders": table()}, slot=SLOT, has_offsets=False)
+    found = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
     assert found.findings == ()
     assert found.columns["orders"] == (
         Column("id", "long", True),
@@ -133,15 +133,43 @@ def test_each_lack_is_named_with_its_cure(
 
 def test_a_generated_column_is_left_out_for_logical_decoding_leaves_it_out(engine: Engine) -> None:
     run(engine, "ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) STORED")
-    found = inspect(engine, {"orders": table()}, slot=SLOT, has_offsets=False)
+    found = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
     assert [c.name for c in found.columns["orders"]] == ["id", "status", "total"]
 
 
 def test_a_slot_that_is_gone_is_a_lack_only_once_capture_has_used_it(engine: Engine) -> None:
     assert lacks(engine) == []
-    [(what, action)] = lacks(engine, has_offsets=True)
+    [(what, action)] = lacks(engine, captured_lsn=1 << 60)
     assert "the slot is gone" in what
     assert "cdc-platform recapture shop" in action
+
+
+def test_a_slot_that_was_made_anew_is_ahead_of_where_capture_ended(engine: Engine) -> None:
+    run(engine, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+    with connected(engine) as connection:
+        ended = int(connection.execute(text("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")).scalar_one())
+    assert lacks(engine, captured_lsn=ended) == []
+    run(engine, "INSERT INTO orders SELECT i FROM generate_series(1, 1000) AS i")  # Passes unseen.
+    drop_slot(engine, SLOT)
+    run(engine, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+    [(what, action)] = lacks(engine, captured_lsn=ended)
+    assert "bytes of WAL after where capture ended" in what
+    assert "cdc-platform recapture shop" in action
+
+
+@pytest.mark.parametrize(
+    ("index", "is_key"),
+    [
+        ("CREATE UNIQUE INDEX ON orders (id) INCLUDE (status)", True),
+        ("CREATE UNIQUE INDEX ON orders (id, status)", False),
+        ("CREATE UNIQUE INDEX ON orders (id) WHERE total > 0", False),
+        ("CREATE UNIQUE INDEX ON orders ((id + 1))", False),
+        ("CREATE INDEX ON orders (id)", False),
+    ],
+)
+def test_a_key_is_what_a_whole_unique_index_is_on(engine: Engine, index: str, is_key: bool) -> None:
+    run(engine, "ALTER TABLE orders DROP CONSTRAINT orders_pkey", index)
+    assert ([] if is_key else ["no primary key or unique index is on exactly (id)"]) == [w for w, _ in lacks(engine)]
 
 
 def test_the_publication_becomes_exactly_the_declared_tables(engine: Engine) -> None:
@@ -162,7 +190,14 @@ def test_a_publication_that_we_may_not_make_says_what_an_admin_has_to_run(engine
     with pytest.raises(ConfigError, match="publication can't be set up") as raised:
         ensure_publication(reader, "p", {"o": table()})
     assert "CREATE PUBLICATION p FOR TABLE public.orders" in raised.value.action
-    assert ("the user may not replicate", "Run `ALTER ROLE <user> WITH REPLICATION` as an admin") in lacks(reader)
+    found = dict(lacks(reader))
+    assert found["the user may not replicate"] == "Run `ALTER ROLE <user> WITH REPLICATION` as an admin"
+    assert found["the user may not read it"] == "Run `GRANT SELECT ON public.orders TO <user>` as an admin"
+    [add] = [action for what, action in found.items() if "does not hold it, and the user may not add it" in what]
+    assert f"ALTER PUBLICATION {SLOT} ADD TABLE public.orders" in add
+    ensure_publication(engine, SLOT, {"o": table()})
+    run(engine, "GRANT SELECT ON orders TO reader", "ALTER ROLE reader REPLICATION")
+    assert lacks(reader) == []
 
 
 def test_a_cut_holds_what_is_committed_and_not_what_runs(engine: Engine) -> None:
@@ -189,13 +224,18 @@ def test_a_cut_holds_what_is_committed_and_not_what_runs(engine: Engine) -> None
 def test_a_source_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() -> None:
     engine = source_engine("postgresql+psycopg://me:secret@127.0.0.1:1/shop")
     with pytest.raises(UnavailableError, match=r"postgresql://127\.0\.0\.1:1/shop") as raised:
-        inspect(engine, {"orders": table()}, slot=SLOT, has_offsets=False)
+        inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
     assert "secret" not in str(raised.value)
 
 
-def test_captured_through_is_none_without_a_slot_and_nudging_is_harmless(engine: Engine) -> None:
-    nudge(engine)
-    assert captured_through(engine, "nobody") is None
+def test_a_role_that_may_not_emit_a_cut_is_told_what_to_grant(engine: Engine, postgres: str) -> None:
+    emit_cut(engine, "one")
+    signature = "pg_logical_emit_message(boolean, text, text, boolean)"
+    run(engine, f"REVOKE EXECUTE ON FUNCTION {signature} FROM PUBLIC", "DROP ROLE IF EXISTS mute")
+    run(engine, "CREATE ROLE mute LOGIN PASSWORD 'x'")
+    mute = source_engine(f"{postgres}/shop".replace(postgres.split("//")[1].split("@", maxsplit=1)[0], "mute:x"))
+    with pytest.raises(UnavailableError, match="grant EXECUTE on pg_logical_emit_message"):
+        emit_cut(mute, "two")
 
 
 @pytest.fixture
@@ -232,12 +272,12 @@ def test_a_slot_whose_wal_was_removed_is_lost(server_with: Callable[..., Engine]
         "ALTER TABLE orders REPLICA IDENTITY FULL",
     )
     run(engine, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
-    assert lacks(engine, has_offsets=True) == []
+    assert lacks(engine, captured_lsn=1 << 60) == []
     for _ in range(6):
         run(engine, "INSERT INTO orders SELECT coalesce(max(id), 0) + 1 FROM orders", "SELECT pg_switch_wal()")
     with connected(engine, isolation="AUTOCOMMIT") as connection:
         connection.execute(text("CHECKPOINT"))
-    [(what, action)] = lacks(engine, has_offsets=True)
+    [(what, action)] = lacks(engine, captured_lsn=1 << 60)
     assert "the slot is lost" in what
     assert "cdc-platform recapture shop" in action
     assert drop_slot(engine, SLOT)
