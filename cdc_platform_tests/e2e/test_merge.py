@@ -10,7 +10,7 @@ from cdc_platform.lake.snapshot import Column
 from cdc_platform.lake.spark import Spark
 from cdc_platform_tests.conftest import RunningStack
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("by_hand")]
 COLUMNS = (Column("id", "int", True), Column("status", "string", False), Column("note", "string", False))
 CONTRACT = Contract.of("t", [c.name for c in COLUMNS], key=["id"], declared=["status"])
 SOURCE, TARGET = "lake.scratch.s", "lake.scratch.t"

@@ -6,19 +6,12 @@ import time
 
 import pytest
 
-from cdc_platform.demo.dagster_api import DagsterApi
 from cdc_platform.errors import InvariantError
 from cdc_platform.stack.control import ServiceStatus, Stack
 from cdc_platform_tests.conftest import RunningStack, cli
 from cdc_platform_tests.e2e.source_rows import execute, source_rows, stage_rows, until, writing
 
-pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_hand(running_stack: RunningStack) -> None:
-    """These tests start what they want to see themselves."""
-    DagsterApi(running_stack.webserver).turn_sensors(on=False)
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("by_hand")]
 
 
 def service(running: RunningStack, name: str) -> ServiceStatus:
@@ -82,6 +75,7 @@ def test_a_row_that_is_wrong_is_diverged_and_a_recapture_makes_it_right(running_
         ("sum(order_id)", 100_023),
     ]
     project = running_stack.deployment.project
+    operations.merge("orders")  # Else `check` would wait for curated, too.
     checked = cli(project, "check", "orders")
     assert checked.returncode == 3
     assert "landing.orders: diverged" in checked.stdout
