@@ -24,7 +24,7 @@ from cdc_platform.source.state import Cut, Measures, State, emit_cut, state_sql
 
 _READ_BYTES_MAX = 8 << 20
 _READS_MAX = 5
-_EMIT_EVERY_POLLS = 20
+_EMIT_EVERY_POLLS = 4
 
 
 @dataclass
