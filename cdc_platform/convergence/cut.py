@@ -32,16 +32,16 @@ def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> Stat
     Raises LoadUnderWayError when one of them belongs to an initial load.
     """
     state = cut.state
-    newest: tuple[int, int, int] = (-1, -1, -1)
+    seen: set[tuple[int, int, int]] = set()  # Bounded by what was committed between the cut and the stage.
     for line in lines:
         event: dict[str, Any] = json.loads(line)
         op = event["op"]
         if op in {LOAD_BEGIN, LOAD_END, "r"}:
             raise LoadUnderWayError
-        position = _position(event)
-        if cut.holds(int(event["source"]["txId"])) or position <= newest:
+        identity = _identity(event)
+        if cut.holds(identity[0]) or identity in seen:
             continue
-        newest = position
+        seen.add(identity)
         if op == "t":
             state = State(0, dict.fromkeys(measures.sums, 0), {})
             continue
@@ -50,7 +50,8 @@ def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> Stat
     return state
 
 
-def _position(event: dict[str, Any]) -> tuple[int, int, int]:
-    commit, lsn = json.loads(event["source"]["sequence"])
+def _identity(event: dict[str, Any]) -> tuple[int, int, int]:
+    """Transaction, LSN and ordinal: what a second delivery of the same event has, too."""
+    source: dict[str, Any] = event["source"]
     transaction: dict[str, Any] = event.get("transaction") or {}
-    return int(commit or 0), int(lsn), int(transaction.get("total_order") or 0)
+    return int(source["txId"]), int(source["lsn"]), int(transaction.get("total_order") or 0)

@@ -149,7 +149,7 @@ def _table(
             )
         columns.append(Column(row["name"], kind or "string", row["required"], row["doc"]))
     findings += _key(connection, where, quoted, table, rows)
-    findings += _declared(where, table, {c.name: c for c in columns})
+    findings += _declared(where, table, {c.name: c for c in columns}, {row["name"]: row["type"] for row in rows})
     if not found["readable"]:
         findings.append(
             Finding(where, "the user may not read it", f"Run `GRANT SELECT ON {quoted} TO <user>` as an admin")
@@ -199,7 +199,9 @@ def _key(connection: Connection, where: str, quoted: str, table: Table, rows: li
     ]
 
 
-def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[Finding]:
+def _declared(
+    where: str, table: Table, columns: Mapping[str, Column], postgres_types: Mapping[str, str]
+) -> list[Finding]:
     findings: list[Finding] = []
     distribution = [table.convergence.distribution] if table.convergence.distribution else []
     for entry, names in (
@@ -222,12 +224,15 @@ def _declared(where: str, table: Table, columns: Mapping[str, Column]) -> list[F
                 Finding(where, f"`convergence.sums` names `{n}`, a {columns[n].type}", "Sum integer columns only")
             )
     for n in distribution:
-        if n in columns and columns[n].type not in {"string", "int", "long", "boolean", "date"}:
+        # Each engine has to spell a value alike: a date is a number in the change log, and PostgreSQL cuts a
+        # blank-padded value when it casts it to text.
+        fits = n in columns and columns[n].type in {"string", "int", "long", "boolean"}
+        if n in columns and (not fits or postgres_types[n].startswith("character(")):
             findings.append(
                 Finding(
                     where,
-                    f"`convergence.distribution` names `{n}`, a {columns[n].type}",
-                    "Count a text, integer, boolean or date column",
+                    f"`convergence.distribution` names `{n}`, a {postgres_types[n]}",
+                    "Count a text, varchar, enum, integer or boolean column",
                 )
             )
     return findings

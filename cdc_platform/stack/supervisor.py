@@ -195,6 +195,7 @@ def configuration(services: Iterable[Service], *, state: Path, socket: Path, as_
             f"priority={priority}",  # Stopped in reverse.
             "autostart=false",  # `up` starts it when what it needs is ready.
             "autorestart=true",
+            "umask=077",  # The change log and the tables hold rows: other users of the machine don't read them.
             f"startsecs={service.startsecs}",
             f"startretries={_START_RETRIES}",
             f"stopsignal={service.stop_signal}",

@@ -18,7 +18,7 @@ def service(running: RunningStack, name: str) -> ServiceStatus:
     return next(s for s in Stack(running.deployment).status() if s.service == name)
 
 
-@pytest.mark.parametrize("name", ["capture-bookshop", "sink", "postgres", "spark", "daemon"])
+@pytest.mark.parametrize("name", ["capture-bookshop", "sink", "postgres", "spark", "webserver", "daemon"])
 def test_a_service_killed_in_the_middle_comes_back_and_nothing_is_lost(running_stack: RunningStack, name: str) -> None:
     operations = running_stack.operations
     before = service(running_stack, name)

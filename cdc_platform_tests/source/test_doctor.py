@@ -111,8 +111,14 @@ def test_a_table_that_lacks_nothing_gives_its_columns(engine: Engine) -> None:
         (
             "SELECT 1",
             {"convergence": {"distribution": "total"}},
-            "`convergence.distribution` names `total`",
+            "`convergence.distribution` names `total`, a numeric(12,2)",
             "text",
+        ),
+        (
+            "ALTER TABLE orders ALTER status TYPE character(5)",
+            {"convergence": {"distribution": "status"}},
+            "`convergence.distribution` names `status`, a character(5)",
+            "varchar",
         ),
         (
             "SELECT 1",
