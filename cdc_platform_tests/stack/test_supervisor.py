@@ -34,6 +34,7 @@ def test_a_service_dies_with_supervisord_and_is_tried_again_for_ever() -> None:
         "priority": "1",
         "autostart": "false",
         "autorestart": "true",
+        "umask": "077",
         "startsecs": "1",
         "startretries": "10000",
         "stopsignal": "TERM",
