@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from cdc_platform.capture.settings import NOTIFICATIONS
+from cdc_platform.capture.settings import NOTIFICATIONS, collection_pattern
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
+from cdc_platform.errors import UnavailableError
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.state import MESSAGE_PREFIX
@@ -61,6 +62,7 @@ class Router:
     cuts: Cuts
     events: int = 0  # Changes written since the start.
     _topics: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
+    _requested: set[str] = field(default_factory=set[str], init=False)
     _loading: set[str] = field(default_factory=set[str], init=False)
 
     def __post_init__(self) -> None:
@@ -144,8 +146,16 @@ class Router:
             self._request_missing()
         elif kind == "SKIPPED":
             self._request_missing()
+        elif kind == "ABORTED":
+            raise UnavailableError(
+                f"Debezium broke off the initial load of {', '.join(sorted(self._loading)) or 'a table'}",
+                where=f"capture {self.prefix}",
+                action="It is loaded anew by itself; if this comes again, the log says why (`stack.capture_memory_mb`)",
+            )
 
     def _request_missing(self) -> None:
-        if self.unloaded:
-            named = [self.tables[n] for n in sorted(self.unloaded)]
-            self.request_load([f"{t.source_schema}.{t.source_table}" for t in named])
+        """Ask for each table once: a load that brings nothing to its log would be asked for for ever."""
+        wanted = sorted(self.unloaded - self._requested)
+        if wanted:
+            self._requested.update(wanted)
+            self.request_load([collection_pattern(self.tables[n]) for n in wanted])

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from cdc_platform.capture.batch import Router
@@ -14,11 +15,11 @@ from cdc_platform.capture.engine import run_engine
 from cdc_platform.capture.offsets import captured_lsn
 from cdc_platform.capture.settings import connector_properties
 from cdc_platform.changelog.cuts import Cuts
-from cdc_platform.changelog.log import LOAD_END
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.changelog.segments import SegmentWriter, newest_marker
 from cdc_platform.deployment import Deployment
 from cdc_platform.reporting import Report
-from cdc_platform.source.doctor import Inspection, drop_slot, ensure_publication, inspect
+from cdc_platform.source.doctor import Inspection, drop_slot, ensure_publication, inspect, unpublished
 from cdc_platform.source.postgres import source_engine
 
 _REPORT_EVERY_S = 1.0
@@ -41,10 +42,16 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
     if found.findings:
         raise found.findings[0].as_error()
     url, name = deployment.source_url(source), deployment.part_name(source)
-    ensure_publication(source_engine(url), name, tables)
+    engine = source_engine(url)
 
     folders = {table: deployment.changelog_dir(table) for table in tables}
     writers = {table: SegmentWriter(folder) for table, folder in folders.items()}
+    # What happened to a table while it was not published is in no log: a load that begins and does not end says so.
+    for table in unpublished(engine, name, tables):
+        columns = [asdict(c) for c in found.columns[table]]
+        writers[table].append_marker(marker(LOAD_BEGIN, time.time_ns() // 1_000_000, columns=columns))
+        writers[table].sync()
+    ensure_publication(engine, name, tables)
     offsets = deployment.offsets_file(source)
     offsets.parent.mkdir(parents=True, exist_ok=True)
     signals = offsets.with_suffix(".signals")

@@ -14,7 +14,14 @@ from cdc_platform.registry.model import Table
 NOTIFICATIONS = "notifications"  # Topic of Debezium's own notifications.
 OFFSET_FLUSH_MS = 200
 _SIGNAL_POLL_MS = 500
-_FETCH_ROWS = 10_240
+_SSL = ("sslmode", "sslrootcert", "sslcert", "sslkey")  # libpq's names in the URL are Debezium's, too.
+_FETCH_ROWS = 2_048
+_QUEUE_BYTES_MAX = 128 << 20
+
+
+def collection_pattern(table: Table) -> str:
+    """The regular expression by which Debezium knows this table alone."""
+    return f"{re.escape(table.source_schema)}\\.{re.escape(table.source_table)}"
 
 
 def connector_properties(
@@ -22,8 +29,9 @@ def connector_properties(
 ) -> dict[str, str]:
     """Properties of the PostgreSQL connector. `name` is also the slot's and the publication's."""
     address = make_url(url)
-    included = ",".join(sorted(f"{re.escape(t.source_schema)}\\.{re.escape(t.source_table)}" for t in tables))
-    return {
+    included = ",".join(sorted(map(collection_pattern, tables)))
+    ssl = {f"database.{option}": str(address.query[option]) for option in _SSL if option in address.query}
+    return ssl | {
         "name": name,
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "topic.prefix": name,
@@ -55,6 +63,7 @@ def connector_properties(
         "poll.interval.ms": "10",  # 14 ms from commit to handler; the default's 500 make it 407.
         "max.batch.size": "8192",
         "max.queue.size": "32768",
+        "max.queue.size.in.bytes": str(_QUEUE_BYTES_MAX),  # Wide rows: 32,768 of them need not fit the heap.
         "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
         "offset.storage.file.filename": str(offsets),
         "offset.flush.interval.ms": str(OFFSET_FLUSH_MS),

@@ -33,6 +33,10 @@ class ChangeLog(Protocol):
     A re-delivery by the source is a new record with a new offset: who reads drops it by source position.
     """
 
+    def identity(self) -> str:
+        """Name of this log, unlike that of any other, one that takes its place included; empty before it exists."""
+        ...
+
     def end(self) -> int:
         """Position after the newest record."""
         ...

@@ -10,6 +10,7 @@ and is cut off when the writer opens, and Debezium delivers it again. A reader s
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -18,11 +19,19 @@ from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch
 from cdc_platform.errors import ConfigError, InvariantError
 
 _SEGMENT_BYTES_MAX = 128 << 20
+_IDENTITY = "log-id"
 _COUNT_BLOCK_BYTES = 4 << 20
 
 
 def _segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.jsonl"))
+
+
+def _identity(folder: Path) -> str:
+    try:
+        return (folder / _IDENTITY).read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _first_offset(segment: Path) -> int:
@@ -64,6 +73,10 @@ class SegmentWriter:
                 where=str(folder),
                 action="Stop the other capture of this deployment (`cdc-platform status`)",
             ) from error
+        if not _identity(folder):
+            fresh = folder / f"{_IDENTITY}.new"
+            fresh.write_text(uuid.uuid4().hex)
+            fresh.replace(folder / _IDENTITY)
         segments = _segments(folder)
         if segments:
             _cut_torn_line(segments[-1])
@@ -142,6 +155,10 @@ class SegmentLog:
         self._folder = folder
         self._file: BinaryIO | None = None  # The open segment,
         self._position = 0  # and the offset of the record that starts where the file stands.
+
+    def identity(self) -> str:
+        """The log's own id, made with its folder: a position counts in one log and in no other."""
+        return _identity(self._folder)
 
     def end(self) -> int:
         """Position after the newest whole record."""

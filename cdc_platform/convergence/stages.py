@@ -23,7 +23,6 @@ from cdc_platform.landing.position import LandingPosition, landing_position, lan
 from cdc_platform.source.state import Cut, Measures, State, emit_cut, state_sql
 
 _READ_BYTES_MAX = 8 << 20
-_READS_MAX = 5
 _EMIT_EVERY_POLLS = 4
 
 
@@ -108,17 +107,10 @@ class CuratedStage(LandingStage):
         return curated_table(self.name)
 
     def _at(self) -> tuple[str, int, LandingPosition]:
-        # A merge may commit between two reads; then its tag could speak of newer rows than `curated` shows.
-        # It moves the tag after its commit, so a head that is the same before and after belongs to the tag.
-        for _ in range(_READS_MAX):
-            before = self._history(self._table)
-            landing = self._history(landing_table(self.name))
-            curated = self._history(self._table)
-            if before.head_id == curated.head_id:
-                break
-        else:
-            raise UnavailableError("it changes faster than it is read", where=self._table, action="Try again")
-        upstream = merged_through(self.name, landing, curated)
+        # Curated first: the landing snapshot that it names is in any later reading of landing.
+        curated = self._history(self._table)
+        landing = self._history(landing_table(self.name))
+        upstream = merged_through(landing, curated)
         if upstream is None:
             raise UnavailableError(
                 "the landing snapshot it was made from is gone",

@@ -88,10 +88,10 @@ def difference_sql(contract: Contract, *, source: str, target: str) -> str:
         f"  count_if(in_source AND in_target AND differs) AS updates,\n"
         f"  (SELECT count(*) FROM (SELECT 1 FROM {source} GROUP BY {columns_sql(contract.key)} "
         "HAVING count(*) > 1)) AS doubled_keys\n"
-        f"FROM (SELECT s.`in` IS NOT NULL AS in_source, t.`in` IS NOT NULL AS in_target, "
+        f"FROM (SELECT s.`__cdc_in` IS NOT NULL AS in_source, t.`__cdc_in` IS NOT NULL AS in_target, "
         f"{contract.changed} AS differs\n"
-        f"  FROM (SELECT *, TRUE AS `in` FROM {source}) s\n"
-        f"  FULL OUTER JOIN (SELECT *, TRUE AS `in` FROM {target}) t ON {contract.matched})"
+        f"  FROM (SELECT *, TRUE AS `__cdc_in` FROM {source}) s\n"
+        f"  FULL OUTER JOIN (SELECT *, TRUE AS `__cdc_in` FROM {target}) t ON {contract.matched})"
     )
 
 

@@ -4,9 +4,9 @@ Belongs here: the decision from both tables' histories, and the run. Does not: S
 retries and schedules (`orchestration`).
 Rules: the MERGE's own snapshot says which upstream snapshot it was made from (`cdc.upstream-snapshot`, set for
 this session alone), so a run killed at any point leaves either the old state or the new, and the next decision
-knows which. The reader tag on landing follows it. A no-op copy-on-write MERGE would rewrite every file
-(measured), so the difference is counted first and nothing is committed when it is none. `replace` snapshots of
-landing change no row and are not merged.
+knows which. The reader tag on landing follows it, to keep that snapshot; no decision rests on it. A no-op
+copy-on-write MERGE would rewrite every file (measured), so the difference is counted first and nothing is committed
+when it is none. `replace` snapshots of landing change no row and are not merged.
 """
 
 import time
@@ -16,13 +16,14 @@ from cdc_platform.errors import InvariantError, UnavailableError
 from cdc_platform.hops.contract import Contract, create_sql, difference_sql, merge_sql
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
-from cdc_platform.lake.spark import Spark, columns_sql, quoted
+from cdc_platform.lake.spark import Spark, columns_sql, quoted, text
 from cdc_platform.landing.position import LOAD_POSITION, landed, landing_table
 from cdc_platform.registry.model import Table
 
 UPSTREAM_SNAPSHOT = "cdc.upstream-snapshot"
 UPSTREAM_TABLE = "cdc.upstream-table"
 CONTRACT = "cdc.contract"
+COMPLETE_THROUGH = "cdc.complete-through"  # Property: <landing snapshot>:<curated head that was found equal to it>.
 RUN_ID = "cdc.run-id"
 _STAMP = "spark.sql.iceberg.snapshot-property."
 
@@ -46,27 +47,30 @@ def reader_tag(name: str) -> str:
     return f"reader_curated_{name}"
 
 
-def merged_through(name: str, landing: TableHistory, curated: TableHistory | None) -> Snapshot | None:
+def merged_through(landing: TableHistory, curated: TableHistory | None) -> Snapshot | None:
     """The landing snapshot through which curated is complete, or None before the first merge.
 
-    Curated's own summary names it; the reader tag names a later one after a merge that found nothing to commit.
-    The newer of the two counts. A tag alone does not: curated may have been dropped since.
+    Curated's own summary names it. A merge that found nothing to commit leaves its word in a property, which holds
+    for as long as curated's head is the one that it was compared with.
     """
-    stamped = curated.newest(lambda s: UPSTREAM_SNAPSHOT in s.summary) if curated else None
-    if stamped is None:
+    if curated is None:
         return None
-    known = {int(stamped.summary[UPSTREAM_SNAPSHOT]), landing.refs.get(reader_tag(name))}
-    return landing.newest(lambda s: s.snapshot_id in known)
+    stamped = curated.newest(lambda s: UPSTREAM_SNAPSHOT in s.summary)
+    known = {stamped.summary[UPSTREAM_SNAPSHOT]} if stamped else set[str]()
+    upstream, _, head = curated.properties.get(COMPLETE_THROUGH, "").partition(":")
+    if head == str(curated.head_id):
+        known.add(upstream)
+    return landing.newest(lambda s: str(s.snapshot_id) in known)
 
 
-def merge_decision(name: str, landing: TableHistory | None, curated: TableHistory | None) -> MergeDecision:
+def merge_decision(landing: TableHistory | None, curated: TableHistory | None) -> MergeDecision:
     """Return whether a merge is due, from metadata alone."""
     upstream = landing.newest(landed) if landing else None
     if landing is None or upstream is None:
         return MergeDecision(False, None, "landing has no snapshot yet; the first comes with the initial load")
     if LOAD_POSITION not in upstream.summary:
         return MergeDecision(False, None, "landing's initial load is not complete; merging now would delete rows")
-    merged = merged_through(name, landing, curated)
+    merged = merged_through(landing, curated)
     if merged is not None and merged.snapshot_id == upstream.snapshot_id:
         return MergeDecision(False, upstream, f"curated is complete through landing snapshot {merged.snapshot_id}")
     pending = 0
@@ -99,7 +103,7 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
     """
     began = time.monotonic()
     landing = lake.history(landing_table(name))
-    decision = merge_decision(name, landing, lake.history(curated_table(name)))
+    decision = merge_decision(landing, lake.history(curated_table(name)))
     if landing is None or decision.upstream is None:
         raise UnavailableError(
             decision.reason, where=landing_table(name), action="Wait for the load: `cdc-platform status`"
@@ -115,7 +119,10 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
     spark.rows(create_sql(target, landing.columns, key=table.key))
     spark.rows(f"ALTER TABLE {target} WRITE ORDERED BY {columns_sql(table.key)}")
     spark.rows(f"REFRESH TABLE {target}")
-    [counts] = spark.rows(difference_sql(contract, source=source, target=target))
+    compared = lake.history(curated_table(name))
+    head_id = compared.head_id if compared else None
+    at_head = f"{target} VERSION AS OF {head_id}" if head_id is not None else target
+    [counts] = spark.rows(difference_sql(contract, source=source, target=at_head))
     if counts["doubled_keys"]:
         raise InvariantError(
             f"{counts['doubled_keys']} keys stand in more than one row",
@@ -136,6 +143,9 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
         f"AS OF VERSION {upstream.snapshot_id}"
     )
     after = lake.history(curated_table(name))
+    if not committed:
+        word = f"{upstream.snapshot_id}:{head_id}"
+        spark.rows(f"ALTER TABLE {target} SET TBLPROPERTIES ({text(COMPLETE_THROUGH)} = {text(word)})")
     head = after.head if after else None
     return MergeResult(
         upstream_id=upstream.snapshot_id,

@@ -16,12 +16,13 @@ PyIceberg has no row delta, so `_RowDelta` leans on private parts of 0.12, which
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError
+from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, UnavailableError
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
 from cdc_platform.landing.position import EVENTS, PROPERTY, LandingPosition, landing_position, sink_id
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
+_CLOCK_BACK_MS_MAX = 30_000  # Java's TableMetadata allows one minute.
 _PROPERTIES = {
     "format-version": "2",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -47,6 +49,15 @@ class LandingTable:
         self._lake = lake
         self._key = tuple(key)
         self._table: Table | None = lake.load(name)
+        if self._table is not None:
+            schema = self._table.schema()
+            found = {schema.find_field(i).name for i in schema.identifier_field_ids}
+            if found != set(key):
+                raise ConfigError(
+                    f"its key is ({', '.join(sorted(found))}), tables.yaml says ({', '.join(key)})",
+                    where=name,
+                    action=f"Put the old key back, or drop {name} and its curated table; a load is in the change log",
+                )
 
     @property
     def history(self) -> TableHistory | None:
@@ -130,6 +141,8 @@ class LandingTable:
         from pyiceberg.exceptions import CommitFailedException
         from sqlalchemy.exc import SQLAlchemyError
 
+        self._require_clock()
+
         sink = sink_id(self.name)
         summary = after.summary(sink)
         counts = {EVENTS + kind: str(n) for kind, n in events.items()}
@@ -173,6 +186,16 @@ class LandingTable:
                 action="The sink reads the table's position before it goes on; check the catalog",
             ) from error
         return delta.snapshot_id
+
+    def _require_clock(self) -> None:
+        """A snapshot far older than its parent makes a table that Java refuses to read."""
+        ahead_ms = self._loaded.metadata.last_updated_ms - time.time_ns() // 1_000_000
+        if ahead_ms > _CLOCK_BACK_MS_MAX:
+            raise UnavailableError(
+                f"this machine's clock stands {ahead_ms / 1000:.0f} s before the table's last commit",
+                where=self.name,
+                action="Set the clock; the sink goes on by itself",
+            )
 
     def _base(self) -> TableHistory:
         """History of the metadata that the running commit attempt is based on."""

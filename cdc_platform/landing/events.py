@@ -4,7 +4,8 @@ Belongs here: reading Debezium's JSON under our converter settings (`capture/set
 event means for a key. Does not: which of several changes counts (`landing/window.py`).
 How a value reads depends on the Iceberg type alone: decimal and timestamptz come as text, date as days since
 1970, timestamp as microseconds, binary as base64, the rest as JSON's own.
-Columns of a decoded table: `_op` (c, u, d, r, t), `_commit_lsn`, `_lsn`, `_ordinal`, `_ts_ms`, then the table's.
+Columns of a decoded table: `__cdc_op` (c, u, d, r, t), `__cdc_commit_lsn`, `__cdc_lsn`, `__cdc_ordinal`,
+`__cdc_ts_ms`, then the table's.
 Rules: `pyarrow.json` with an explicit schema is strict (it refuses 1.5 for an int and "12" for one), but passes over
 fields that the schema lacks, so a changed column set is looked for separately (`check_columns`).
 """
@@ -26,7 +27,9 @@ from cdc_platform.lake.snapshot import Column
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OP, COMMIT_LSN, LSN, ORDINAL, TS_MS = "_op", "_commit_lsn", "_lsn", "_ordinal", "_ts_ms"
+# Beside a table's own columns, which the doctor keeps from beginning so.
+CONTROL_PREFIX = "__cdc_"
+OP, COMMIT_LSN, LSN, ORDINAL, TS_MS = (CONTROL_PREFIX + c for c in ("op", "commit_lsn", "lsn", "ordinal", "ts_ms"))
 _CONTROL = (OP, COMMIT_LSN, LSN, ORDINAL, TS_MS)
 _BLOCK_BYTES = 4 << 20
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
@@ -209,8 +212,8 @@ class Decoder:
             raise ConfigError(
                 f"the source's columns changed (new: {', '.join(added) or 'none'}; gone: {', '.join(gone) or 'none'})",
                 where=where,
-                action="This table stands still and its change log is kept. Drop its landing and curated "
-                "tables and take a new initial load: `cdc-platform recapture SOURCE`",
+                action="This table stands still and its change log is kept. Take a new initial load (`cdc-platform "
+                "recapture SOURCE`), then drop its landing and curated tables",
             )
 
 

@@ -17,6 +17,7 @@ from cdc_platform.lake.snapshot import Snapshot, TableHistory
 
 SINK_ID = "cdc.sink-id"
 LOG_POSITION = "cdc.log-position"
+LOG_ID = "cdc.log-id"
 LOAD_POSITION = "cdc.load-position"
 SOURCE_LSN = "cdc.source-lsn"
 SOURCE_TS_MS = "cdc.source-ts-ms"
@@ -55,6 +56,7 @@ class LandingPosition:
     source: SourcePosition | None = None  # Newest streamed event applied; None before the first.
     source_ts_ms: int = 0  # Commit time of the newest event at the source, UTC.
     load: int | None = None  # Position after the newest complete initial load; None before one.
+    log_id: str = ""  # The change log that `log` and `load` count in.
 
     def summary(self, sink_id: str) -> dict[str, str]:
         """As snapshot-summary entries."""
@@ -63,6 +65,7 @@ class LandingPosition:
             LOG_POSITION: str(self.log),
             WINDOW: str(self.window),
             SOURCE_TS_MS: str(self.source_ts_ms),
+            LOG_ID: self.log_id,
         }
         if self.source is not None:
             entries[SOURCE_LSN] = str(self.source)
@@ -81,6 +84,7 @@ class LandingPosition:
                 source=SourcePosition.parse(source) if source else None,
                 source_ts_ms=int(summary.get(SOURCE_TS_MS, 0)),
                 load=int(load) if load else None,
+                log_id=summary.get(LOG_ID, ""),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise InvariantError(

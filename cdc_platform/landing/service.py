@@ -6,6 +6,7 @@ may come from outside (a remedy at the source, a catalog that answers again), an
 """
 
 import time
+import traceback
 from dataclasses import dataclass
 
 from cdc_platform.changelog.segments import SegmentLog
@@ -45,8 +46,10 @@ def run(deployment: Deployment, report: Report) -> None:
                 busy = one.sink.step() or busy
                 if one.error is not None and one.sink.position.window:
                     one.error, one.wait_s = None, _RETRY_FIRST_S
-            except CdcError as error:
-                one.sink, one.error = None, error
+            except Exception as error:  # One table's trouble is not the others'.
+                if not isinstance(error, CdcError):
+                    traceback.print_exc()
+                one.sink, one.error = None, _known(error, name)
                 one.retry_at = time.monotonic() + one.wait_s
                 one.wait_s = min(2 * one.wait_s, _RETRY_MAX_S)
         positions = {name: _position(one) for name, one in served.items()}
@@ -59,6 +62,16 @@ def run(deployment: Deployment, report: Report) -> None:
     for one in served.values():
         if one.sink is not None:
             one.sink.commit()
+
+
+def _known(error: Exception, name: str) -> CdcError:
+    if isinstance(error, CdcError):
+        return error
+    return CdcError(
+        f"{type(error).__name__}: {error}".rstrip("."),
+        where=landing_table(name),
+        action="Read the traceback with `cdc-platform logs sink`, and report it",
+    )
 
 
 def _open(deployment: Deployment, lake: Lake, name: str) -> TableSink:

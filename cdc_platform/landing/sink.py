@@ -27,7 +27,7 @@ from cdc_platform.errors import InvariantError
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.landing.commit import LandingTable
-from cdc_platform.landing.events import LSN, OP, Decoder
+from cdc_platform.landing.events import OP, TS_MS, Decoder
 from cdc_platform.landing.position import LandingPosition, SourcePosition
 from cdc_platform.landing.window import Window, last_of_each_key
 
@@ -48,7 +48,6 @@ class _Load:
     bytes: int = 0
     files: "list[DataFile]" = field(default_factory=list)
     events: int = 0
-    lsn: int = 0
     ts_ms: int = 0
 
 
@@ -71,7 +70,10 @@ class TableSink:
         self._clock = clock
         self._table = LandingTable(lake, table, key)
         self.position: LandingPosition = self._table.position()
-        self._read_to = self.position.log if self.position.window else log.newest_load()
+        # A whole load stands for the table: what lies before it need not be read, and perhaps can't be (a value that
+        # has no home, other columns, or a position that counts in another log).
+        self._follows = self.position.log_id == log.identity()
+        self._read_to = max(self.position.log, log.newest_load()) if self._follows else log.newest_load()
         self._window = Window(newest=self.position.source)
         self._committed_at = float("-inf")
         self._load: _Load | None = None
@@ -124,9 +126,9 @@ class TableSink:
             self._commit_load(self._load)
 
     def _changes(self, batch: Batch) -> None:
-        if self._decoder is None:
+        if self._decoder is None or not (self._follows or self._load):
             raise InvariantError(
-                "there are changes before any initial load",
+                "there are changes before any initial load in this log",
                 where=f"{self._table.name}, change-log record {batch.start}",
                 action="Take a new initial load: `cdc-platform recapture SOURCE`",
             )
@@ -141,7 +143,8 @@ class TableSink:
             self._add_to_load(self._load, changes)
         else:
             self._drop_load()
-            self._window.add(changes.filter(pc.invert(is_read)))
+            if self._follows:
+                self._window.add(changes.filter(pc.invert(is_read)))
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc
@@ -149,8 +152,7 @@ class TableSink:
         load.rows.append(changes)
         load.bytes += changes.nbytes
         load.events += changes.num_rows
-        load.lsn = pc.max(changes[LSN]).as_py()
-        load.ts_ms = max(load.ts_ms, pc.max(changes["_ts_ms"]).as_py() or 0)
+        load.ts_ms = max(load.ts_ms, pc.max(changes[TS_MS]).as_py() or 0)
         if load.bytes >= _LOAD_FILE_BYTES_MAX:
             self._write_load_file(load)
 
@@ -165,10 +167,10 @@ class TableSink:
         if load.rows:
             self._write_load_file(load)
         self._log.make_durable()
-        old = self.position.source
-        # A source with lower positions than the table's is another server: its order begins anew.
-        source = old if old is not None and load.lsn >= old.lsn else None
-        after = self.position.after(log=self._read_to, load=self._read_to, source=source, source_ts_ms=load.ts_ms)
+        # The order begins anew with a load: its slot may be another's, on another server.
+        after = self.position.after(
+            log=self._read_to, load=self._read_to, source=None, source_ts_ms=load.ts_ms, log_id=self._log.identity()
+        )
         self._table.commit(
             self.position,
             after,
@@ -178,7 +180,7 @@ class TableSink:
             replace_all=True,
         )
         self._committed(after)
-        self._load = None
+        self._load, self._follows = None, True
 
     def _drop_load(self) -> None:
         if self._load is not None:

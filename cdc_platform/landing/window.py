@@ -2,8 +2,8 @@
 
 Belongs here: dropping re-delivered events, what a truncate does, the collapse. Does not: decoding, files.
 Rules: order is the change log's, which is the source's order of commits, but for re-delivery: after a restart
-Debezium sends again what it had not confirmed. A streamed event at or before the newest source position already
-seen is such a one, and is dropped before the collapse, or it would undo newer changes. Reads of an initial load
+Debezium sends again what it had not confirmed. A streamed event before the newest source position already seen is
+such a one, and is dropped before the collapse, or it would undo newer changes. Reads of an initial load
 share one LSN and are never dropped: their load stands for the whole table.
 """
 
@@ -14,15 +14,15 @@ share one LSN and are never dropped: their load stands for the whole table.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cdc_platform.landing.events import COMMIT_LSN, LSN, OP, ORDINAL, TS_MS
+from cdc_platform.landing.events import COMMIT_LSN, CONTROL_PREFIX, LSN, OP, ORDINAL, TS_MS
 from cdc_platform.landing.position import SourcePosition
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
+_INDEX = f"{CONTROL_PREFIX}index"
 _NAMES = {"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
 
 
@@ -79,51 +79,36 @@ def last_of_each_key(changes: "pa.Table", key: tuple[str, ...]) -> "pa.Table":
     if changes.num_rows == 0:
         return changes
     index = pa.array(range(changes.num_rows), pa.int64())
-    last = changes.select(list(key)).append_column("_i", index).group_by(list(key)).aggregate([("_i", "max")])
-    return changes.take(last["_i_max"]).sort_by([(name, "ascending") for name in key])
+    last = changes.select(list(key)).append_column(_INDEX, index).group_by(list(key)).aggregate([(_INDEX, "max")])
+    return changes.take(last[f"{_INDEX}_max"]).sort_by([(name, "ascending") for name in key])
 
 
 def drop_redelivered(changes: "pa.Table", newest: SourcePosition | None) -> "tuple[pa.Table, SourcePosition | None]":
     """Return the changes that are new, and the newest source position among all seen.
 
-    A row is new when it is a read, or when its position is after those of all streamed rows before it. The delete
-    that stands for the old half of a changed key shares the position of the row after it: equal neighbours stay
-    together.
+    A streamed row before the newest position is one that was sent again. Rows at the newest LSN itself are kept: of the
+    rows that share one (a COPY's, both halves of a changed key) some may have been seen and others not, ordinals may
+    count from elsewhere when Debezium resumes inside a transaction (seen), and applying them again changes nothing,
+    for each is of a key of its own.
     """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    streamed = pc.not_equal(changes[OP], "r").to_numpy(zero_copy_only=False)
-    if not streamed.any():
+    rows = np.flatnonzero(pc.not_equal(changes[OP], "r").to_numpy(zero_copy_only=False))
+    if not len(rows):
         return changes, newest
+    commit, lsn, ordinal = (changes[name].to_numpy()[rows] for name in (COMMIT_LSN, LSN, ORDINAL))
+    last = SourcePosition(int(commit[-1]), int(lsn[-1]), int(ordinal[-1]))
+    rising = (commit[1:] > commit[:-1]) | ((commit[1:] == commit[:-1]) & (lsn[1:] >= lsn[:-1]))
+    if rising.all() and (newest is None or (int(commit[0]), int(lsn[0])) >= newest[:2]):
+        return changes, last  # Nothing was sent again: the common case, without a loop over rows.
     keep = np.ones(changes.num_rows, dtype=bool)
-    rows = np.flatnonzero(streamed)
-    positions = [changes[name].to_numpy()[rows] for name in (COMMIT_LSN, LSN, ORDINAL)]
-    high = tuple(newest) if newest is not None else (-1, -1, -1)
-    if _ascending(positions, high):
-        newest_row = tuple(int(column[-1]) for column in positions)
-        return changes, SourcePosition(*newest_row)
-    accepted: tuple[int, int, int] | None = None  # Position of the row just before, if that was new.
-    for row, position in zip(rows, zip(*(column.tolist() for column in positions), strict=True), strict=True):
-        if position > high:
-            high = accepted = position
-        elif position == accepted:
-            pass
-        else:
+    high = newest
+    positions = map(SourcePosition, commit.tolist(), lsn.tolist(), ordinal.tolist())
+    for row, position in zip(rows, positions, strict=True):
+        if high is not None and position[:2] < high[:2]:
             keep[row] = False
-            accepted = None
-    return changes.filter(pa.array(keep)), SourcePosition(*high)
-
-
-def _ascending(positions: "list[np.ndarray[Any, Any]]", high: tuple[int, ...]) -> bool:
-    """Whether positions rise strictly from `high` on: the common case, decided without a loop over rows."""
-    import numpy as np
-
-    after = np.zeros(len(positions[0]), dtype=bool)
-    tied = np.ones(len(positions[0]), dtype=bool)
-    for column, first in zip(positions, high, strict=True):
-        previous = np.concatenate(([first], column[:-1]))
-        after |= tied & (column > previous)
-        tied &= column == previous
-    return bool(after.all())
+        else:
+            high = position
+    return changes.filter(pa.array(keep)), high

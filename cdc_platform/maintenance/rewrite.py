@@ -9,6 +9,7 @@ deletes valid; the procedure's own delete counts are wrong, so effects come from
 
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cdc_platform.errors import InvariantError, UnavailableError
 from cdc_platform.lake.catalog import Lake
@@ -97,19 +98,17 @@ def rewrite_data_files(spark: Spark, lake: Lake, table: str) -> RewriteEffect:
     )
     took_s = time.monotonic() - began
     history = lake.history(table)
-    rewritten = None
-    for snapshot in history.ancestry() if history else ():
-        if snapshot.snapshot_id == head_before.snapshot_id:
-            break
-        if snapshot.operation == "replace":
-            rewritten = rewritten or snapshot
-    if rewritten is not None:
-        _rows_unchanged(spark, lake, table, rewritten)
-    return RewriteEffect(rewritten.snapshot_id if rewritten else None, before, table_files(spark, lake, table), took_s)
+    since = takewhile(lambda s: s.snapshot_id != head_before.snapshot_id, history.ancestry() if history else ())
+    rewritten = [snapshot for snapshot in since if snapshot.operation == "replace"]
+    for snapshot in rewritten:  # The rewrite, and the removal of dangling deletes after it.
+        require_same_rows(spark, lake, table, snapshot)
+    return RewriteEffect(
+        rewritten[0].snapshot_id if rewritten else None, before, table_files(spark, lake, table), took_s
+    )
 
 
-def _rows_unchanged(spark: Spark, lake: Lake, table: str, rewritten: Snapshot) -> None:
-    """Compare the rewritten snapshot with its parent, so that commits of the sink meanwhile do not matter."""
+def require_same_rows(spark: Spark, lake: Lake, table: str, rewritten: Snapshot) -> None:
+    """Raise InvariantError unless a snapshot has as many rows as its parent. Commits of the sink do not matter."""
     name = quoted(lake.name, *table.split("."))
     [counts] = spark.rows(
         f"SELECT (SELECT count(*) FROM {name} VERSION AS OF {rewritten.parent_id}) AS before, "

@@ -168,7 +168,7 @@ def _curated(name: str, table: Table) -> dg.AssetsDefinition:
             landing_before, curated_before = tables.landing(name), tables.curated(name)
             result = tables.merge(name, run_id=context.run.run_id)
             after = tables.curated(name)
-        start = merged_through(name, landing_before, curated_before) if landing_before else None
+        start = merged_through(landing_before, curated_before) if landing_before else None
         figures = {
             "committed": result.snapshot_id is not None,
             "rows_inserted": result.inserts,

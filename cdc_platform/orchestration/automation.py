@@ -119,8 +119,8 @@ def _attempt(run: dg.DagsterRun) -> Attempt:
 
 def _merge_due(tables: Tables, name: str, _table: Table, earlier: Sequence[Attempt]) -> Due:
     landing, curated = tables.landing(name), tables.curated(name)
-    decision = merge_decision(name, landing, curated)
-    start = merged_through(name, landing, curated) if landing else None
+    decision = merge_decision(landing, curated)
+    start = merged_through(landing, curated) if landing else None
     target = str(start.snapshot_id) if start else _BEGINNING
     # Successes count too: a merge that succeeds moves the target, so one that did not would go on for ever.
     return Due(decision.due, decision.reason, target, at_target(earlier, target))

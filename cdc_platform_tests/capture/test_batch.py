@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cdc_platform.capture.batch import Router
 from cdc_platform.capture.settings import NOTIFICATIONS, connector_properties
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
+from cdc_platform.errors import UnavailableError
 from cdc_platform.registry.model import Table
 from cdc_platform_tests.builders import ORDER_COLUMNS
 
@@ -103,14 +105,32 @@ def test_markers_stand_around_a_load_and_carry_the_columns(tmp_path: Path) -> No
     first = json.loads(routed.writers["orders"].records[0])
     assert first["columns"][0] == {"name": "id", "type": "long", "required": True, "doc": ""}
     assert routed.writers["orders"].synced == 5
-    assert routed.requested == [["public.items"]]  # Not in that load, and never loaded: asked for.
+    assert routed.requested == [[r"public\.items"]]  # Not in that load, and never loaded: asked for.
+    routed.router.write([notified("COMPLETED")])
+    assert len(routed.requested) == 1, "a load that brings nothing is asked for once, not for ever"
 
 
 def test_a_restart_asks_for_the_tables_whose_load_is_not_whole_and_no_other(tmp_path: Path) -> None:
-    for unloaded, asked in (({"items"}, [["public.items"]]), (set[str](), [])):
+    for unloaded, asked in (({"items"}, [[r"public\.items"]]), (set[str](), [])):
         routed = Routed(tmp_path, unloaded=unloaded)
         routed.router.write([notified("SKIPPED")])
         assert routed.requested == asked
+
+
+def test_a_table_is_asked_for_by_a_pattern_that_means_it_alone(tmp_path: Path) -> None:
+    routed = Routed(tmp_path, unloaded={"odd"}, odd="odd+Name (x)")
+    routed.router.write([notified("SKIPPED")])
+    [[pattern]] = routed.requested
+    assert re.fullmatch(pattern, "public.odd+Name (x)")
+    assert not re.fullmatch(pattern, "public_oddd+Name (x)")
+
+
+def test_a_load_that_debezium_broke_off_ends_capture_and_is_not_called_whole(tmp_path: Path) -> None:
+    routed = Routed(tmp_path, unloaded={"orders"})
+    routed.router.write([notified("IN_PROGRESS", current_collection_in_progress="public.orders")])
+    with pytest.raises(UnavailableError, match="broke off the initial load of orders"):
+        routed.router.write([notified("ABORTED")])
+    assert routed.ops("orders") == [LOAD_BEGIN]
 
 
 def message(prefix: str, content: str) -> tuple[str, str]:

@@ -48,6 +48,13 @@ def test_a_transaction_that_ran_during_the_cut_counts_although_a_later_one_does_
     assert expected(cut, [early, late]) == State(2, {"id": 6}, {"a": 1, "b": 1})
 
 
+def test_a_second_delivery_counts_once_although_its_ordinals_count_from_elsewhere() -> None:
+    cut = Cut(State(0, {"id": 0}, {}), lsn=0, xmin=10, xmax=10, running=frozenset())
+    sent = [event("c", 1, "a", lsn=5, order=100, tx=20)]
+    again = [event("c", 1, "a", lsn=5, order=68, tx=20), event("c", 2, "a", lsn=5, order=69, tx=20)]
+    assert expected(cut, [*sent, *again]) == State(2, {"id": 3}, {"a": 2})
+
+
 def test_a_truncate_after_the_cut_empties() -> None:
     cut = Cut(State(9, {"id": 45}, {"a": 9}), lsn=0, xmin=5, xmax=5, running=frozenset())
     assert expected(cut, [event("t", None, lsn=1, tx=7), event("c", 2, "b", lsn=2, tx=7)]) == State(

@@ -178,6 +178,7 @@ def _help(command: click.Command, name: str) -> str:
 _LANDING = {
     position.SINK_ID: "Who wrote the snapshot: `cdc_platform:landing.<table>`. One sink writes one table.",
     position.LOG_POSITION: "Change-log position through which the table is complete: the next record's number.",
+    position.LOG_ID: "The change log that the positions count in: its id is made with its folder.",
     position.WINDOW: "Number of this commit window, from 1; grows by one with each commit of the sink.",
     position.SOURCE_LSN: "Newest streamed event applied, `<commit LSN>/<LSN>/<ordinal>` as integers: the commit "
     "LSN ends the transaction before the event's own, the ordinal counts within the transaction from 1. Absent "
@@ -221,6 +222,10 @@ def metadata_keys() -> str:
         f"{position.PROPERTY}<sink id>": "The snapshot keys above (but the event counts) as JSON, set by the "
         "same commit: it outlives another engine's `expire_snapshots`."
     }
+    curated_properties = {
+        merge.COMPLETE_THROUGH: "`<landing snapshot>:<curated head>`, after a merge that found nothing to commit: "
+        "complete through that snapshot for as long as that is the head."
+    }
     tags = {
         merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
         "equal to. It keeps `expire_snapshots` from taking it."
@@ -234,6 +239,7 @@ def metadata_keys() -> str:
         ("", "Counts of change events in the window; a kind that did not occur is absent:", events),
         ("Table properties of landing", "", properties),
         ("Snapshot summary of curated", "", _CURATED),
+        ("Table properties of curated", "", curated_properties),
         ("Tags", "", tags),
         ("Markers in the change log", "Records with this `op`; all others are Debezium's events.", markers),
         ("Tags of Dagster runs", "On runs that a sensor has started.", _RUN_TAGS),

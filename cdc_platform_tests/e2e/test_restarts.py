@@ -7,6 +7,8 @@ import time
 import pytest
 
 from cdc_platform.errors import InvariantError
+from cdc_platform.maintenance.rewrite import require_same_rows
+from cdc_platform.source.postgres import connected
 from cdc_platform.stack.control import ServiceStatus, Stack
 from cdc_platform_tests.conftest import RunningStack, cli
 from cdc_platform_tests.e2e.source_rows import execute, source_rows, stage_rows, until, writing
@@ -34,6 +36,42 @@ def test_a_service_killed_in_the_middle_comes_back_and_nothing_is_lost(running_s
     verdict = operations.converge("orders", "landing")
     assert verdict.outcome == "converged", verdict.reason
     assert stage_rows(operations, "landing.orders") == source_rows(operations)
+
+
+def test_a_capture_killed_inside_a_copy_loses_no_row_of_it(running_stack: RunningStack) -> None:
+    """Rows of a COPY share LSNs, and Debezium's ordinals count from elsewhere after a resume inside a transaction."""
+    operations, first = running_stack.operations, 5_000_000_000
+    log, before = operations.changelog("orders"), service(running_stack, "capture-bookshop")
+    start = log.end()
+    rows = "".join(f"{first + i}\t1\tcopied\t1.00\t\\N\t2026-01-01\t2026-01-01\n" for i in range(60_000))
+    with connected(operations.engine("orders")) as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        with driver.cursor().copy("COPY orders FROM STDIN") as copy:
+            copy.write(rows)
+        connection.commit()
+    until(lambda: log.end() > start + 5_000, "nothing of the COPY came")
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGKILL)
+    until(lambda: service(running_stack, "capture-bookshop").pid not in {None, before.pid}, "not started again")
+    verdict = operations.converge("orders", "landing")
+    assert verdict.outcome == "converged", verdict.reason
+    assert stage_rows(operations, "landing.orders") == source_rows(operations)
+    execute(operations, f"DELETE FROM orders WHERE order_id >= {first} AND status = 'copied'")
+
+
+def test_a_rewrite_that_changed_rows_would_be_told(running_stack: RunningStack) -> None:
+    operations = running_stack.operations
+    execute(operations, "DELETE FROM orders WHERE order_id = 50001")
+    assert operations.converge("orders", "landing").outcome == "converged"
+    landing = operations.landing("orders")
+    assert landing is not None
+    assert landing.head is not None
+    with (
+        operations.spark() as spark,
+        pytest.raises(InvariantError, match=r"changed the row count from \d+ to \d+.*Roll back"),
+    ):
+        require_same_rows(spark, operations.lake, "landing.orders", landing.head)
 
 
 def test_a_busy_source_converges_while_it_is_busy(running_stack: RunningStack) -> None:

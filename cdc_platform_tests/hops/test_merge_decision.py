@@ -1,6 +1,9 @@
 """Whether a merge is due, from both tables' histories alone."""
 
-from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT, merge_decision, merged_through, reader_tag
+from dataclasses import replace
+
+from cdc_platform.hops.merge import COMPLETE_THROUGH, UPSTREAM_SNAPSHOT, merge_decision, merged_through, reader_tag
+from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION
 from cdc_platform.maintenance.rewrite import rewrite_decision
 from cdc_platform_tests.builders import history
@@ -9,32 +12,33 @@ LOADED = {LOG_POSITION: "5", LOAD_POSITION: "5"}
 REWRITE = ("replace", dict[str, str]())
 
 
-def landing(*snapshots: tuple[str, dict[str, str]], tag: int | None = None):
+def landing(*snapshots: tuple[str, dict[str, str]], tag: int | None = None) -> TableHistory:
     return history("landing.t", *snapshots, refs={reader_tag("t"): tag} if tag else {})
 
 
-def curated(*upstream: int):
-    return history("curated.t", *[("overwrite", {UPSTREAM_SNAPSHOT: str(u)}) for u in upstream])
+def curated(*upstream: int, word: str = "") -> TableHistory:
+    made = history("curated.t", *[("overwrite", {UPSTREAM_SNAPSHOT: str(u)}) for u in upstream])
+    return replace(made, properties={COMPLETE_THROUGH: word} if word else {})
 
 
 COMMIT = ("overwrite", LOADED)
 
 
 def test_nothing_is_due_before_landing_has_a_whole_load() -> None:
-    assert merge_decision("t", None, None).due is False
-    assert merge_decision("t", landing(), None).due is False
-    half = merge_decision("t", landing(("overwrite", {LOG_POSITION: "5"})), None)
+    assert merge_decision(None, None).due is False
+    assert merge_decision(landing(), None).due is False
+    half = merge_decision(landing(("overwrite", {LOG_POSITION: "5"})), None)
     assert (half.due, "would delete rows" in half.reason) == (False, True)
 
 
 def test_the_first_load_is_due_and_named() -> None:
-    found = merge_decision("t", landing(COMMIT), None)
+    found = merge_decision(landing(COMMIT), None)
     assert found.upstream is not None
     assert (found.due, found.upstream.snapshot_id, found.reason) == (True, 1, "1 landing commits since the beginning")
 
 
 def test_commits_after_the_merged_one_are_due_and_counted_without_rewrites() -> None:
-    found = merge_decision("t", landing(COMMIT, COMMIT, REWRITE, COMMIT), curated(1))
+    found = merge_decision(landing(COMMIT, COMMIT, REWRITE, COMMIT), curated(1))
     assert found.upstream is not None
     assert (found.due, found.upstream.snapshot_id, found.reason) == (
         True,
@@ -44,26 +48,30 @@ def test_commits_after_the_merged_one_are_due_and_counted_without_rewrites() -> 
 
 
 def test_a_rewrite_alone_is_nothing_to_merge() -> None:
-    assert merge_decision("t", landing(COMMIT, REWRITE), curated(1)).due is False
+    assert merge_decision(landing(COMMIT, REWRITE), curated(1)).due is False
 
 
-def test_a_merge_that_committed_nothing_is_remembered_by_the_tag() -> None:
-    assert merge_decision("t", landing(COMMIT, COMMIT, tag=2), curated(1)).due is False
+def test_a_merge_that_committed_nothing_leaves_its_word_for_as_long_as_the_head_is_the_same() -> None:
+    two = landing(COMMIT, COMMIT)
+    assert merge_decision(two, curated(1, word="2:1")).due is False
+    assert merge_decision(two, curated(1, 1, word="2:1")).due is True  # Another merge committed since.
+    assert merge_decision(two, curated(word="2:None")).due is False  # An empty landing, and an empty curated.
 
 
-def test_a_tag_that_lags_behind_the_stamp_does_not_take_it_back() -> None:
-    """The run died between its commit and the tag."""
-    through = merged_through("t", landing(COMMIT, COMMIT, tag=1), curated(1, 2))
+def test_an_older_merge_that_ends_last_is_seen_for_what_it_is() -> None:
+    """It read landing 2, another merged 3, then it went on: curated's head is 2's, whatever the tag says."""
+    through = merged_through(landing(COMMIT, COMMIT, COMMIT, tag=3), curated(1, 3, 2))
     assert through is not None
     assert through.snapshot_id == 2
 
 
-def test_a_tag_without_a_stamp_means_that_curated_was_dropped() -> None:
-    assert merge_decision("t", landing(COMMIT, tag=1), curated()).due is True
+def test_a_curated_table_that_was_dropped_is_due_whatever_the_tag_says() -> None:
+    assert merge_decision(landing(COMMIT, tag=1), None).due is True
+    assert merge_decision(landing(COMMIT, tag=1), curated()).due is True
 
 
 def test_an_upstream_that_was_expired_is_due_from_the_beginning() -> None:
-    assert merge_decision("t", landing(COMMIT), curated(99)).reason == "1 landing commits since the beginning"
+    assert merge_decision(landing(COMMIT), curated(99)).reason == "1 landing commits since the beginning"
 
 
 def test_a_rewrite_is_due_after_that_many_commits_of_the_sink_since_the_last() -> None:

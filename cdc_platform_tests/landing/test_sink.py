@@ -1,6 +1,7 @@
 """The sink on a real catalog and a real log: loads, windows, restarts, fencing. Time is an argument."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ def test_a_load_is_one_snapshot_without_deletes_however_it_is_read(bench: Bench)
     assert bench.rows() == dict.fromkeys((1, 2, 3), ("new", "1.00"))
     assert (snapshot.total("data-files"), snapshot.total("delete-files")) == (1, 0)
     assert snapshot.summary["cdc.events.read"] == "3"
-    assert sink.position == LandingPosition(log=5, window=1, source=None, source_ts_ms=1001, load=5)
+    log_id = SegmentLog(bench.folder).identity()
+    assert len(log_id) == 32
+    assert sink.position == LandingPosition(5, 1, source=None, source_ts_ms=1001, load=5, log_id=log_id)
 
 
 def test_half_a_load_is_not_seen_by_anyone(bench: Bench) -> None:
@@ -122,6 +125,68 @@ def test_there_is_one_commit_in_a_window_and_a_change_after_a_quiet_time_does_no
         committed.append((at, len(bench.snapshots())))
     assert committed == [(0.0, 1), (0.5, 1), (0.9, 1), (1.0, 2), (1.1, 2), (1.9, 2), (2.0, 3), (7.0, 4)]
     assert bench.rows() == {1: ("h", "1.00")}
+
+
+def test_the_first_transaction_after_a_new_load_is_not_taken_for_an_old_one(bench: Bench) -> None:
+    """After a recapture Debezium knows no commit before the first: `[null, lsn]` sorts before all it ever had."""
+    bench.load(1)
+    bench.write(event("u", 1, "a", commit=90, lsn=100))
+    bench.sink().catch_up()
+    bench.load(1, lsn=200)
+    first = event("c", 2, lsn=210)
+    first["source"]["sequence"] = '[null,"210"]'
+    bench.write(first)
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {1, 2}
+
+
+def renewed(bench: Bench) -> None:
+    """The log's folder was lost, and capture began another."""
+    bench.writer.close()
+    shutil.rmtree(bench.folder)
+    bench.writer = SegmentWriter(bench.folder)
+
+
+def test_a_log_that_took_anothers_place_is_followed_from_its_load_and_not_from_a_position_in_the_other(
+    bench: Bench,
+) -> None:
+    bench.load(1, 2, 3)
+    bench.sink().catch_up()
+    renewed(bench)
+    bench.load(*range(100, 110), lsn=50)  # Longer than the position in the lost log.
+    bench.write(event("c", 200, lsn=60))
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {*range(100, 110), 200}
+
+
+def test_changes_of_another_log_are_not_applied_without_its_load(bench: Bench) -> None:
+    bench.load(1, 2, 3)
+    bench.sink().catch_up()
+    renewed(bench)
+    bench.write(*[event("c", i, lsn=60 + i) for i in range(50, 60)])
+    with pytest.raises(CdcError, match=r"before any initial load in this log.*recapture"):
+        bench.sink().catch_up()
+    assert bench.rows().keys() == {1, 2, 3}
+
+
+def test_a_record_that_can_not_be_read_is_passed_by_the_load_that_comes_after_it(bench: Bench) -> None:
+    """The remedy that its error names: the sink starts at the new load, which stands for the table."""
+    bench.load(1)
+    bench.sink().catch_up()
+    bench.write({**event("c", 2), "after": {"id": 2, "status": "new", "total": "NaN"}})
+    for _ in range(2):
+        with pytest.raises(CdcError, match="recapture"):
+            bench.sink().catch_up()
+    bench.load(1, 2, lsn=50)
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {1, 2}
+
+
+def test_a_key_that_was_changed_in_the_registry_alone_is_refused(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    with pytest.raises(ConfigError, match=r"its key is \(id\), tables\.yaml says \(id, status\)"):
+        TableSink(bench.lake, TABLE, key=("id", "status"), log=SegmentLog(bench.folder), window_s=1.0)
 
 
 def test_a_new_load_replaces_the_table_and_takes_vanished_rows_with_it(bench: Bench) -> None:

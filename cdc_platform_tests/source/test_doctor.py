@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from cdc_platform.errors import ConfigError, UnavailableError
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
-from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect
+from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect, unpublished
 from cdc_platform.source.postgres import connected, source_engine
 from cdc_platform.source.state import Measures, emit_cut, read_cut
 from cdc_platform.stack import postgres as postgres_service
@@ -135,6 +135,39 @@ def test_each_lack_is_named_with_its_cure(
     [(found, cure)] = lacks(engine, table(**declared))
     assert what in found
     assert action in cure
+
+
+@pytest.mark.parametrize("kind", ["inet", "interval", "date", "timestamptz"])
+def test_a_distribution_is_counted_only_over_what_every_engine_spells_alike(engine: Engine, kind: str) -> None:
+    run(engine, "CREATE TYPE mood AS ENUM ('sad')", f"ALTER TABLE orders ADD v {kind}, ADD w mood, ADD x varchar(9)")
+    [(what, _)] = lacks(engine, table(convergence={"distribution": "v"}))
+    assert "`convergence.distribution` names `v`" in what
+    assert lacks(engine, table(convergence={"distribution": "w"})) == []
+    assert lacks(engine, table(convergence={"distribution": "x"})) == []
+
+
+def test_a_partitioned_table_is_refused_for_its_partitions_are_not_looked_after(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (9)",
+        "ALTER TABLE parts REPLICA IDENTITY FULL",
+        "ALTER TABLE parts_1 REPLICA IDENTITY FULL",
+    )
+    [(what, _)] = lacks(engine, table(source="shop.public.parts"))
+    assert "it is partitioned" in what
+    assert lacks(engine, table(source="shop.public.parts_1")) == []
+
+
+def test_a_publication_that_hides_changes_is_a_lack_or_is_mended(engine: Engine) -> None:
+    run(engine, f"CREATE PUBLICATION {SLOT} FOR TABLE orders WHERE (id > 5) WITH (publish = 'insert')")
+    [(what, action)] = lacks(engine)
+    assert what == "it does not publish every kind of change"
+    run(engine, action.split("`")[1])
+    assert lacks(engine) == []
+    assert unpublished(engine, SLOT, {"orders": table()}) == {"orders"}  # A row filter hides rows.
+    ensure_publication(engine, SLOT, {"orders": table()})
+    assert unpublished(engine, SLOT, {"orders": table()}) == set()
 
 
 def test_a_generated_column_is_left_out_for_logical_decoding_leaves_it_out(engine: Engine) -> None:
