@@ -91,7 +91,8 @@ def check(project: Path | None, table: str, as_json: bool) -> None:
             "differences": [asdict(d) for d in verdict.differences],
         }
         if not as_json:
-            click.echo(f"{stage}.{table}: {verdict.outcome} after {verdict.took_s:.1f} s: {verdict.reason}")
+            rows = f", {verdict.reading.found.rows:,} rows" if verdict.reading else ""
+            click.echo(f"{stage}.{table}: {verdict.outcome} ({verdict.took_s:.1f} s{rows}): {verdict.reason}")
             for d in verdict.differences[:20]:
                 click.echo(f"  {d.measure}: source {d.expected}, {stage} {d.found}")
     if as_json:

@@ -69,6 +69,10 @@ class Deployment:
         """Debezium's offsets for `source`."""
         return self.state / "offsets" / f"{source}.dat"
 
+    def endpoints(self) -> dict[str, Any]:
+        """Addresses of the embedded services as `up` wrote them, none before. PostgreSQL's holds the password."""
+        return dict(self._endpoints)
+
     def endpoint(self, service: str) -> Any:
         """Address of an embedded service, as `up` wrote it."""
         if service not in self._endpoints:

@@ -4,6 +4,7 @@ Belongs here: starting services in the order that the story needs, and how it en
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -18,10 +19,10 @@ from cdc_platform.demo.story import Story
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import ConfigError
 from cdc_platform.operations import Operations
-from cdc_platform.stack.control import Stack
+from cdc_platform.stack.control import DEMO_MARK, Stack
 
 _SOURCE = "bookshop"
-_MARK = "demo"  # File in a state folder that a demo made, and may therefore replace.
+_PIPED_COLUMNS = 110
 _UNTRUE = 5
 
 
@@ -42,16 +43,19 @@ def demo(project: Path | None, once: bool, as_json: bool) -> None:
           files_opened_before, files_opened_after, delta_rows, row_ids_moved, memory_mb {service: MB}
 
     Exit codes: 0 everything told is so, 5 something is not, 2 the stack runs already or is not the demo's.
-    Without --once the stack stays up: `cdc-platform down` stops it.
+    Without --once the stack stays up: `cdc-platform down` stops it. The next demo replaces this one's state, unless
+    `cdc-platform up` has been run on it since.
     """
     began = time.monotonic()
     deployment = Deployment.load(project)
     _prepare(deployment)
     console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = _PIPED_COLUMNS
     stack = Stack(deployment)
+    stack.launch(bound=once, warn=lambda line: click.echo(line, err=True))  # Refused: nothing of ours to stop.
     try:
-        stack.launch(bound=once, warn=lambda line: click.echo(line, err=True))
-        (deployment.state / _MARK).touch()
+        (deployment.state / DEMO_MARK).touch()
         story, true = _play(deployment.project, stack, console)
         story.figures["total_s"] = time.monotonic() - began
         story.figures["memory_mb"] = {s.service: s.memory_mb for s in stack.status()}
@@ -68,7 +72,9 @@ def demo(project: Path | None, once: bool, as_json: bool) -> None:
         stack.stop()
     else:
         webserver = Deployment.load(project).endpoint("webserver")
-        console.print(f"Dagster UI: {webserver}   (sensors are on; `cdc-platform down` stops everything)")
+        console.print(
+            f"Dagster UI: {webserver}   (sensors are on; `{os.path.relpath(sys.argv[0])} down` stops everything)"
+        )
     if not true:
         sys.exit(_UNTRUE)
 
@@ -110,10 +116,11 @@ def _prepare(deployment: Deployment) -> None:
         )
     if not deployment.state.exists() or Stack(deployment).is_running:
         return  # Nothing to replace, or `launch` says that it runs already.
-    if any(deployment.state.iterdir()) and not (deployment.state / _MARK).exists():
+    if any(deployment.state.iterdir()) and not (deployment.state / DEMO_MARK).exists():
         raise ConfigError(
-            "there is state that no demo made",
+            "there is state that is more than a demo's",
             where=str(deployment.state),
             action="Move it away, or declare another folder under `stack.state`",
         )
+    click.echo(f"Replacing what the last demo left in {deployment.state}.", err=True)
     shutil.rmtree(deployment.state)

@@ -11,6 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+DEFAULT_STATE = ".cdc-platform"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -155,7 +156,7 @@ class Ports(_Declared):
 class Stack(_Declared):
     """The embedded services."""
 
-    state: str = Field(default=".cdc-platform", description="Folder for all state, relative to tables.yaml.")
+    state: str = Field(default=DEFAULT_STATE, description="Folder for all state, relative to tables.yaml.")
     ports: Ports = Ports()
     spark_memory_mb: int = Field(default=3072, ge=1024, description="Spark driver's heap.")
     capture_memory_mb: int = Field(default=1024, ge=256, description="Debezium's heap, for each source.")

@@ -161,7 +161,7 @@ def _table(
             findings.append(
                 Finding(
                     where,
-                    f"column `{row['name']}` has type {row['type']}, which has no home in Iceberg yet",
+                    f"column `{row['name']}` has type {row['type']}, which is not supported yet",
                     f"Change it, for example `ALTER TABLE {quoted} ALTER {row['name']} TYPE text`, or leave the "
                     "table out",
                 )

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
-from cdc_platform.stack.control import ServiceStatus, Stack
+from cdc_platform.registry.model import DEFAULT_STATE
+from cdc_platform.stack.control import DEMO_MARK, ServiceStatus, Stack
+from cdc_platform.stack.supervisor import Supervisor
 
 _FOLLOWED_EVERY_S = 0.3
 _INTERRUPTED = 130  # The shell's code for Ctrl-C.
@@ -50,6 +52,7 @@ def up(project: Path | None, detach: bool) -> None:
         signal.signal(stop, signal.default_int_handler)  # As Ctrl-C.
     stack = Stack(Deployment.load(project))
     supervisord = stack.launch(bound=not detach, warn=_warn)
+    (Deployment.load(project).state / DEMO_MARK).unlink(missing_ok=True)  # From here on it is the operator's.
     try:
         problem = _start(stack)
         if problem is not None and supervisord.poll() is not None:  # Nothing is left to wait for.
@@ -86,7 +89,7 @@ def _start(stack: Stack) -> CdcError | None:
 @click.pass_obj
 def down(project: Path | None) -> None:
     """Stop all embedded services and wait until no process is left."""
-    stopped = Stack(Deployment.load(project)).stop()
+    stopped = _supervisor(project).stop()
     click.echo("Stopped." if stopped else "Nothing was running.")
 
 
@@ -102,6 +105,17 @@ def restart(project: Path | None, service: str) -> None:
     click.echo(f"{service} was started again; `cdc-platform status` shows how it is.")
 
 
+def _supervisor(project: Path | None) -> Supervisor:
+    """The stack's, also while tables.yaml is being edited and does not load: what runs has to be stoppable."""
+    try:
+        return Supervisor(Deployment.load(project).state)
+    except ConfigError:
+        state = (project or Path(os.environ.get("CDC_PLATFORM_PROJECT") or Path.cwd())) / DEFAULT_STATE
+        if not state.exists():
+            raise
+        return Supervisor(state.resolve())
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 @click.pass_obj
@@ -109,7 +123,7 @@ def status(project: Path | None, as_json: bool) -> None:
     """Show each service: state, process, memory, and the last error of one that is not ready.
 
     \b
-    JSON: {"services": [...]}, each with
+    JSON: {"services": [...], "addresses": {service: address}}; each service with
       service    its name, as `logs` takes it
       state      ready | impaired (a table of it stands still) | starting | backing off | failed | stopped
       pid        process id, or null
@@ -120,11 +134,14 @@ def status(project: Path | None, as_json: bool) -> None:
 
     Exit codes: 0 all ready, 4 otherwise.
     """
-    found = Stack(Deployment.load(project)).status()
+    deployment = Deployment.load(project)
+    found = Stack(deployment).status()
+    addresses = {n: str(a).split("@")[-1] for n, a in deployment.endpoints().items()}
     if as_json:
-        click.echo(json.dumps({"services": [asdict(one) for one in found]}, indent=2))
+        click.echo(json.dumps({"services": [asdict(one) for one in found], "addresses": addresses}, indent=2))
     else:
         _print_table(found)
+        click.echo("".join(f"{name}: {address}\n" for name, address in addresses.items()), nl=False)
     if any(one.state != "ready" for one in found):
         sys.exit(UnavailableError.exit_code)
 

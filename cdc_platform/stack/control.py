@@ -25,6 +25,7 @@ from cdc_platform.stack.service import Service
 from cdc_platform.stack.supervisor import Supervised, Supervisor
 
 READY_WITHIN_S = 180
+DEMO_MARK = "demo"  # File in a state folder that a demo made and nobody has used since: another may replace it.
 _ASKED_EVERY_S = 0.25
 _STATES = {"STARTING": "starting", "RUNNING": "starting", "BACKOFF": "backing off", "FATAL": "failed"}
 
