@@ -60,7 +60,7 @@ def service(deployment: Deployment, port: int) -> Service:
         ready=lambda _pid: _listens(port),
         startsecs=10,
         # SQLite makes the file, not the folder.
-        prepare=lambda: lake.mkdir(parents=True, exist_ok=True),
+        prepare=lambda: lake.mkdir(mode=0o700, parents=True, exist_ok=True),
     )
 
 

@@ -49,7 +49,7 @@ def test_a_capture_killed_inside_a_copy_loses_no_row_of_it(running_stack: Runnin
         assert driver is not None
         with driver.cursor().copy("COPY orders FROM STDIN") as copy:
             copy.write(rows)
-        connection.commit()
+        driver.commit()
     until(lambda: log.end() > start + 5_000, "nothing of the COPY came")
     assert before.pid is not None
     os.kill(before.pid, signal.SIGKILL)
