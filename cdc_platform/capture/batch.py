@@ -12,7 +12,7 @@ then asked for (a table new in tables.yaml, or a load that a kill broke off).
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,31 @@ from cdc_platform.source.state import MESSAGE_PREFIX
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9._\-]")
 _LOAD = "Initial Snapshot"
+
+
+def acknowledgeable(records: Sequence[tuple[str, str | None]]) -> int | None:
+    """Index of the last record that Debezium may remember as processed; None when there is none in this batch.
+
+    Debezium goes on with the LSN *after* the one it remembers (seen, 3.6.3), so what shares that LSN has to have been
+    handled, too: rows of one COPY share one, and a batch may end among them. Its last change is therefore left
+    out, with those before it of the same LSN, unless another record comes after it (the transaction's end, a
+    heartbeat). They are sent again after a kill, which the sink knows for what it is. Reads of an initial load are
+    remembered with the record after the last of them.
+    """
+    last: int | None = None  # LSN of the batch's last change.
+    for index in range(len(records) - 1, -1, -1):
+        value = records[index][1]
+        event: dict[str, Any] = json.loads(value) if value is not None else {}
+        source: dict[str, Any] | None = event.get("source")
+        if source is None:
+            return index
+        if event.get("op") == "r":
+            return None
+        if last is None:
+            last = int(source["lsn"])
+        elif int(source["lsn"]) != last:
+            return index
+    return None
 
 
 class LogWriter(Protocol):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cdc_platform.capture.batch import acknowledgeable
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
 
 _STOP_WITHIN_S = 20
@@ -50,13 +51,14 @@ def run_engine(
     class Consumer:
         @jpype.JOverride
         def handleBatch(self, records: Any, committer: Any) -> None:
+            batch = [(str(r.destination()), _text(r.value())) for r in records]
             try:
-                handle((str(r.destination()), _text(r.value())) for r in records)
+                handle(batch)
             except BaseException as error:
                 failures.append(error)
                 raise
-            if records:
-                committer.markProcessed(records[-1])  # An offset stands for everything before it.
+            if (index := acknowledgeable(batch)) is not None:
+                committer.markProcessed(records[index])  # An offset stands for everything before it.
             committer.markBatchFinished()
 
         @jpype.JOverride

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc_platform.capture.batch import Router
+from cdc_platform.capture.batch import Router, acknowledgeable
 from cdc_platform.capture.settings import NOTIFICATIONS, connector_properties
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
@@ -80,6 +80,22 @@ def test_each_change_goes_to_its_tables_log_as_it_came_and_is_durable_when_write
     assert routed.writers["orders"].records == [value.encode()]
     assert {n: w.synced for n, w in routed.writers.items()} == {"orders": 1, "items": 1}
     assert routed.router.events == 2
+
+
+def test_nothing_is_remembered_inside_a_group_of_one_lsn() -> None:
+    """Debezium would go on after the LSN, and the rest of the group would be lost."""
+
+    def of(lsn: int, op: str = "c") -> tuple[str, str]:
+        return f"{PREFIX}.public.orders", json.dumps({"op": op, "source": {"lsn": lsn}, "after": {"lsn": 9}})
+
+    end, heartbeat = (f"{PREFIX}.transaction", '{"status": "END"}'), ("__debezium-heartbeat", '{"ts_ms": 1}')
+    assert acknowledgeable([of(5), of(6), of(7), of(7)]) == 1
+    assert acknowledgeable([of(7), of(7)]) is None
+    assert acknowledgeable([of(7), of(7), end]) == 2
+    assert acknowledgeable([of(7), heartbeat, of(8)]) == 1
+    assert acknowledgeable([of(5, "r"), of(5, "r")]) is None
+    assert acknowledgeable([of(5, "r"), heartbeat]) == 1
+    assert acknowledgeable([]) is None
 
 
 @pytest.mark.parametrize("topic", ["__debezium-heartbeat.cdc_shop_db", f"{PREFIX}.transaction"])
