@@ -7,7 +7,7 @@ like a source without changes. JPype starts one JVM in a process, for good: one 
 SIGTERM to the service.
 """
 
-# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# JPype's classes carry no types; what comes from Java is ours again at each function's signature.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false

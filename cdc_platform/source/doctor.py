@@ -19,8 +19,9 @@ from cdc_platform.registry.model import Table
 from cdc_platform.source.postgres import address, connected
 from cdc_platform.source.types import iceberg_type
 
-# A slot is confirmed only after the offset is stored, so it is never ahead; but for the slot's own first position,
-# which lies a record or two behind the initial load's (56 bytes seen).
+# A slot is confirmed only after the offset is stored, so it should never be ahead of it. The allowance is a guess, not
+# a measurement: it keeps the slot's own first position, near the initial load's, from being taken for a gap. A slot made
+# anew within these bytes is not noticed.
 _AHEAD_BYTES_MAX = 1024
 # PostgreSQL, the change log and Spark spell values of these types alike. Not so a date, a blank-padded character(n),
 # an inet or an interval.
