@@ -24,15 +24,13 @@ class RewriteDecision:
 
     due: bool
     commits: int
-    head_id: int | None  # The newest landing commit, which names the target of a run.
     reason: str
 
 
 def rewrite_decision(landing: TableHistory | None, *, commits_max: int) -> RewriteDecision:
     """Due when the sink has committed `commits_max` times since the last rewrite (or the beginning)."""
-    newest = landing.newest(landed) if landing else None
-    if landing is None or newest is None:
-        return RewriteDecision(False, 0, None, "landing has no snapshot yet")
+    if landing is None or landing.newest(landed) is None:
+        return RewriteDecision(False, 0, "landing has no snapshot yet")
     commits, since = 0, "the beginning"
     for snapshot in landing.ancestry():
         if snapshot.operation == "replace":
@@ -40,7 +38,7 @@ def rewrite_decision(landing: TableHistory | None, *, commits_max: int) -> Rewri
             break
         commits += landed(snapshot)
     due = commits >= commits_max
-    return RewriteDecision(due, commits, newest.snapshot_id, f"{commits} of {commits_max} commits since {since}")
+    return RewriteDecision(due, commits, f"{commits} of {commits_max} commits since {since}")
 
 
 @dataclass(frozen=True, slots=True)

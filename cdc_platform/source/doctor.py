@@ -20,8 +20,8 @@ from cdc_platform.source.postgres import address, connected
 from cdc_platform.source.types import iceberg_type
 
 # A slot is confirmed only after the offset is stored, so it should never be ahead of it. The allowance is a guess, not
-# a measurement: it keeps the slot's own first position, near the initial load's, from being taken for a gap. A slot made
-# anew within these bytes is not noticed.
+# a measurement: it keeps the slot's own first position, near the initial load's, from being taken for a gap. A slot
+# made anew within these bytes is not noticed.
 _AHEAD_BYTES_MAX = 1024
 # PostgreSQL, the change log and Spark spell values of these types alike. Not so a date, a blank-padded character(n),
 # an inet or an interval.
