@@ -2,10 +2,11 @@
 
 A log is one table's sequence of records. A record's *offset* is its number in that sequence, from 0;
 a *position* is the offset of the next record to read, so position 5 means "complete through record 4".
-Each record is one line of JSON: Debezium's event as it came, or one of our two markers, which stand around
-an initial load: `{"op": "load_begin", "columns": [...]}` and `{"op": "load_end"}`. Everything between them together is
-the whole table; a load that ends otherwise (capture died) is void. The columns (`lake.snapshot.Column`) make the log
-complete in itself: a table can be rebuilt from it without the source.
+Each record is one line of JSON: Debezium's event as it came, or one of our markers. Two stand around an initial
+load: `{"op": "load_begin", "columns": [...]}` and `{"op": "load_end"}`. Everything between them together is the whole
+table; a load that ends otherwise (capture died) is void. `{"op": "schema", "columns": [...]}` stands before the first
+record that has other columns than the one before it. The columns (`source.types.SourceColumn`) make the log complete
+in itself: a table can be rebuilt from it without the source.
 
 Belongs here: the protocol, `Batch`, the markers. Does not: files (`changelog/segments.py`).
 """
@@ -16,6 +17,7 @@ from typing import Protocol
 
 LOAD_BEGIN = "load_begin"
 LOAD_END = "load_end"
+SCHEMA = "schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +62,5 @@ class ChangeLog(Protocol):
 
 
 def marker(op: str, ts_ms: int, **facts: object) -> bytes:
-    """One of the two markers as a record; `ts_ms` is when the load began or ended, UTC."""
+    """A marker as a record; `ts_ms` is when capture wrote it, UTC."""
     return json.dumps({"op": op, "ts_ms": ts_ms, **facts}, separators=(",", ":")).encode()

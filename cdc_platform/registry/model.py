@@ -7,7 +7,7 @@ Units: durations are `timedelta`, written `500ms`, `1s`, `5m`, `2h`, `14d` in YA
 
 import re
 from datetime import timedelta
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -29,6 +29,13 @@ Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0
 # Names become parts of slots, Iceberg tables, asset keys and run tags: the narrowest of their alphabets.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Column = Annotated[str, StringConstraints(min_length=1)]
+PartitionField = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([^(),\s]+|(bucket|truncate)\(\s*[1-9][0-9]*\s*,\s*[^(),]+\)|(year|month|day|hour)\([^(),]+\))$"
+    ),
+]
+ChangeKind = Literal["create", "update", "delete", "read", "truncate", "before", "message"]
 Owner = Annotated[str, StringConstraints(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
 
 
@@ -71,11 +78,49 @@ class Convergence(_Declared):
     within: Duration = Field(default=timedelta(seconds=60), description="Polled this long before giving up.")
 
 
+class ChangeType(_Declared):
+    """Where a record says what kind of change it is, and in which words."""
+
+    column: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default="op", description="Top-level field of the record; Debezium's is `op`."
+    )
+    map: dict[str, ChangeKind] = Field(
+        default={"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate", "m": "message"},
+        description="What each of its values means. `before` is a row before its change: without the row after it, it "
+        "is a delete.",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.column in {"before", "after", "source", "transaction"}:
+            raise ValueError(f"`column: {self.column}` is the name of another part of the record")
+        if missing := {"create", "delete"} - set(self.map.values()):
+            raise ValueError(f"`map` has no value that means `{min(missing)}`")
+        return self
+
+
 class Landing(_Declared):
     """Policy of the landing table."""
 
     window: Duration = Field(default=timedelta(seconds=1), description="Commit window: at most one snapshot in it.")
     rewrite_after_commits: int = Field(default=10, ge=2, description="Landing commits that start rewrite_data_files.")
+    mode: Literal["upsert", "before_image"] = Field(
+        default="upsert",
+        description="`upsert` deletes the old row of every changed key; `before_image` only where the event says that "
+        "there was one, so a table that is only added to has no deletes.",
+    )
+    partition_by: tuple[PartitionField, ...] = Field(
+        default=(), description="Iceberg partition fields: `column`, `bucket(16, column)`, `day(column)`, and so on."
+    )
+    shards: int = Field(default=1, ge=1, le=64, description="Data files of a window (in each partition), by key hash.")
+    memory_mb: int = Field(default=128, ge=16, description="Of a window in memory; what is more waits on disk.")
+    heartbeat: Duration = Field(
+        default=timedelta(hours=1), description="An idle table's position is committed again after this time."
+    )
+    dead_letters_max_share: float = Field(
+        default=0.01, ge=0, le=1, description="Dead letters among the newest events that stop the table's sink."
+    )
+    change_type: ChangeType = ChangeType()
 
 
 class Curated(_Declared):

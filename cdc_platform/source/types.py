@@ -6,6 +6,10 @@ without them it is text, as Debezium sends it. A type that is not in the map is 
 """
 
 import re
+from dataclasses import dataclass
+from typing import Self
+
+from cdc_platform.lake.snapshot import Column
 
 _EXACT = {
     "boolean": "boolean",
@@ -33,8 +37,40 @@ _AS_TEXT = {
     "macaddr8",
     "interval",
 }
+_ICEBERG = {
+    "boolean": "boolean",
+    "int": "integer",
+    "long": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+}
 _PARAMETERS = re.compile(r"^([a-z ]+?)\s*\((\d+)(?:,\s*(-?\d+))?\)(.*)$")
 _DECIMAL_DIGITS_MAX = 38
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column as the source declares it.
+
+    `type` is what format_type writes (`numeric(12,2)`, `integer[]`); of a domain, that of its base type; `enum` of an
+    enumeration, `enum[]` of an array of them.
+    """
+
+    name: str
+    type: str
+    required: bool
+    doc: str = ""
+
+    @classmethod
+    def of_landing(cls, column: Column) -> Self:
+        """What a landing column reads as when nothing says which type the source has."""
+        if column.type.startswith("decimal"):
+            return cls(column.name, column.type.replace("decimal", "numeric"), column.required, column.doc)
+        return cls(column.name, _ICEBERG.get(column.type, "text"), column.required, column.doc)
 
 
 def iceberg_type(postgres: str, *, is_enum: bool = False) -> str | None:

@@ -132,7 +132,7 @@ def _default(info: FieldInfo, inner: type[BaseModel] | None) -> str:
         return "none"
     if inner is not None:
         return "its defaults"
-    if value in {(), ""}:
+    if value in ((), "", {}):
         return "empty"
     return f"`{value}`"
 
