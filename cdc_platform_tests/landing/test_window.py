@@ -23,11 +23,12 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     for _ in range(draw(st.integers(0, 6))):
         base = commit
         for order in range(1, 1 + draw(st.integers(1, 5))):
-            lsn += draw(st.integers(0, 2))  # Rows of one COPY share an LSN.
             key = draw(st.integers(1, 4))
-            at = {"commit": base, "lsn": lsn, "order": order}
             status = draw(st.sampled_from("abc"))
             kind = draw(st.sampled_from("uuudtm"))
+            copied = kind != "t" and key not in rows and order > 1 and events[-1]["op"] == "c"
+            lsn += draw(st.integers(0 if copied else 1, 2))  # Rows of one COPY share an LSN, and nothing else does.
+            at = {"commit": base, "lsn": lsn, "order": order}
             if kind == "t" and draw(st.booleans()):
                 events.append(event("t", None, **at))
                 rows.clear()
