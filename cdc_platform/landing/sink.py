@@ -20,7 +20,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch, ChangeLog
 from cdc_platform.errors import InvariantError
@@ -30,6 +30,7 @@ from cdc_platform.landing.commit import LandingTable
 from cdc_platform.landing.events import OP, TS_MS, Decoder
 from cdc_platform.landing.position import LandingPosition, SourcePosition
 from cdc_platform.landing.window import Window, last_of_each_key
+from cdc_platform.source.types import iceberg_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +118,7 @@ class TableSink:
         if record["op"] == LOAD_BEGIN:
             self.commit()
             self._drop_load()
-            columns = [Column(**c) for c in record["columns"]]  # type: ignore[union-attr, arg-type]
+            columns = [_landing_column(c) for c in record["columns"]]  # type: ignore[union-attr, attr-defined]
             self._table.require(columns)
             self._decoder = Decoder(self._table.name, self._table.columns, self._key)
             self._load = _Load()
@@ -219,3 +220,8 @@ class TableSink:
         self.position = after
         self._window = Window(newest=after.source)
         self._committed_at = self._clock()
+
+
+def _landing_column(column: "dict[str, Any]") -> Column:
+    home = "string" if column["type"] == "enum" else iceberg_type(column["type"])
+    return Column(column["name"], home or column["type"], column["required"], column["doc"])
