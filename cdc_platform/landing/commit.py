@@ -19,13 +19,15 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, FencedError, UnavailableError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
+from cdc_platform.landing.evolution import AddColumn, DropColumn, Evolution, RenameColumn, Step, WidenColumn
 from cdc_platform.landing.files import (
     PartitionField,
     deletes_follow_partitions,
@@ -203,6 +205,22 @@ class LandingTable:
 
         self.stage([away, in_place], source)
 
+    def evolve(self, evolution: Evolution) -> None:
+        """Have the next commit bring a change of the source's columns that rows written before it survive."""
+
+        def change(step: Step, update: "UpdateSchema") -> None:
+            match step:
+                case DropColumn(name):
+                    update.delete_column(name)
+                case RenameColumn(name, to):
+                    update.rename_column(name, to)
+                case WidenColumn(name, kind):
+                    update.update_column(name, _iceberg_type(kind))
+                case AddColumn(name, kind, doc):
+                    update.add_column(name, _iceberg_type(kind), doc=doc or None)
+
+        self.stage([partial(change, step) for step in evolution.steps], evolution.columns)
+
     def unstage(self) -> None:
         """Forget the schema change that the next commit would have brought."""
         self._staged = None
@@ -243,8 +261,6 @@ class LandingTable:
         meanwhile. Raises ConflictError then, FencedError when a newer sink owns the table, CommitUnknownError when
         the catalog gave no answer.
         """
-        from dataclasses import replace
-
         files = [*data, *deletes]
         with self._translated(files):
             self._require_clock()

@@ -21,11 +21,11 @@ change that is not one sent again: Debezium repeats old records after a restart,
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, MARKERS, SCHEMA, Batch, ChangeLog
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, Batch, ChangeLog, is_marker
 from cdc_platform.errors import InvariantError, LimitError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake
@@ -33,6 +33,7 @@ from cdc_platform.lake.snapshot import Column
 from cdc_platform.landing.commit import LandingTable, Owner
 from cdc_platform.landing.dead_letters import DeadLetters, Letter
 from cdc_platform.landing.events import LSN, OP, TS_MS, Decoded, Decoder, Rejected
+from cdc_platform.landing.evolution import evolution
 from cdc_platform.landing.files import PartitionField
 from cdc_platform.landing.late import sift
 from cdc_platform.landing.position import EVENTS, HEARTBEAT, LandingPosition, SourcePosition, landed
@@ -80,11 +81,13 @@ class TableSink:
         policy: Landing | None = None,
         window_s: float | None = None,
         owner: Owner | None = None,
+        named: Mapping[str, Collection[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = key
         self._log = log
         self._policy = policy or Landing()
+        self._named = named or {}
         self._window_s = self._policy.window.total_seconds() if window_s is None else window_s
         self._clock = clock
         fields = [PartitionField.parse(text) for text in self._policy.partition_by]
@@ -104,6 +107,7 @@ class TableSink:
         self._window = self._new_window(self.position.source)
         columns = tuple(SourceColumn(**c) for c in log.columns_at(self._read_to)) or self._table.columns
         self._decoder = self._decoder_of(columns) if columns else None
+        self._taken: tuple[SourceColumn, ...] = ()  # Columns that the table has been made to follow.
 
     def step(self) -> bool:
         """Read once and commit if the window is due; return whether there was anything to read.
@@ -140,7 +144,7 @@ class TableSink:
         return self._clock() - self._stamped_at >= self._policy.heartbeat.total_seconds()
 
     def _take(self, batch: Batch) -> None:
-        if batch.lines.startswith(MARKERS):
+        if is_marker(batch.lines):
             first, _, rest = batch.lines.partition(b"\n")
             self._marker(json.loads(first), batch.start)
             self._read_to = batch.start + 1
@@ -157,6 +161,7 @@ class TableSink:
             self._load = _Load()
             if not self._table.create(self._landing_columns(), self._decoder.columns):
                 self._table.replace_columns(self._landing_columns(), self._decoder.columns)
+            self._taken = ()
         elif record["op"] == SCHEMA:
             self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
         elif record["op"] == LOAD_END and self._load is not None:
@@ -208,12 +213,21 @@ class TableSink:
         self._reject(sifted.rejected)
 
     def _take_columns(self) -> None:
-        """Have the table take the columns of the changes that come next, if they are others."""
+        """Have the table take the columns of the changes that come next, if they are others. Raises ConfigError."""
         assert self._decoder is not None
-        if self._decoder.columns == self._table.columns:
+        if self._decoder.columns == self._taken:
             return
         self.commit()
-        self._table.evolve(self._landing_columns(), self._decoder.columns)
+        follows = evolution(
+            self._table.columns,
+            self._decoder.columns,
+            table=self._table.name.split(".", 1)[1],
+            key=self._key,
+            named=self._named,
+        )
+        if follows.steps:
+            self._table.evolve(follows)
+        self._taken = self._decoder.columns
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
