@@ -2,7 +2,7 @@
 
 Belongs here: everything that leans on private parts of PyIceberg, which pyproject.toml therefore pins:
 - for the snapshot: `_FastAppendFiles`, its `_commit`, `_existing_manifests`, `_summary`, `_added_data_files`,
-  `_transaction` and `_compression`, `ManifestWriterV2._meta` and `_with_partition`;
+  `_transaction`, `_compression` and its way of making manifests, `ManifestWriterV2._meta` and `_with_partition`;
 - for the steady cost: `Transaction._table` and `_updates`; that updates add to `TableMetadata.snapshots` and
   `snapshot_log` with `+` and copy metadata with pydantic's `model_copy(deep=True)`; that `SqlCatalog.load_table` makes
   its table in `_convert_orm_to_iceberg` and that `commit_table` gets the table it replaces from `load_table` and writes
@@ -240,21 +240,22 @@ def row_delta() -> Any:
             )
 
         def _delete_manifests(self) -> list[Any]:
-            if not self._deletes:
-                return []
-            spec = self._transaction.table_metadata.spec()
-            with self._manifest_writer(ManifestContent.DELETES, spec) as writer:
-                for file in self._deletes:
-                    writer.add_entry(
-                        ManifestEntry.from_args(
-                            status=ManifestEntryStatus.ADDED,
-                            snapshot_id=self.snapshot_id,
-                            sequence_number=None,
-                            file_sequence_number=None,
-                            data_file=file,
-                        )
-                    )
-            return [writer.to_manifest_file()]
+            manifests: list[Any] = []
+            for spec_id in sorted({file.spec_id for file in self._deletes}):
+                with self._manifest_writer(ManifestContent.DELETES, self.spec(spec_id)) as writer:
+                    for file in self._deletes:
+                        if file.spec_id == spec_id:
+                            writer.add_entry(
+                                ManifestEntry.from_args(
+                                    status=ManifestEntryStatus.ADDED,
+                                    snapshot_id=self.snapshot_id,
+                                    sequence_number=None,
+                                    file_sequence_number=None,
+                                    data_file=file,
+                                )
+                            )
+                manifests.append(writer.to_manifest_file())
+            return manifests
 
         def _summary(self, snapshot_properties: Any = None) -> Any:
             rows = self._added_data_files

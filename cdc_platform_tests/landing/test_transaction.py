@@ -1,20 +1,23 @@
 """Commits that reuse what the last one knew: nothing of it may be stale, and the file is the one PyIceberg writes."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
+from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType
 
 from cdc_platform.lake.catalog import Lake
-from cdc_platform.landing.commit import LandingTable
 from cdc_platform.landing.transaction import SharedList, cached_transaction, row_delta
 from cdc_platform_tests.builders import live_rows
 
@@ -24,6 +27,27 @@ SCHEMA = Schema(
 )
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("status", pa.string())])
 Begin = Callable[[Table], Any]
+
+
+def file_of(table: Table, rows: pa.Table, *, of: str | None = None) -> DataFile:
+    """A data file with these rows; with `of`, an equality-delete file of that column."""
+    content = DataFileContent.EQUALITY_DELETES if of else DataFileContent.DATA
+    schema = schema_to_pyarrow(table.schema().select(*([of] if of else rows.column_names)), include_field_ids=True)
+    path = f"{table.location()}/data/{uuid.uuid4()}.parquet"
+    local = Path(path.removeprefix("file://"))
+    local.parent.mkdir(exist_ok=True)
+    pq.write_table(rows.select(schema.names).cast(schema), local)
+    file = DataFile.from_args(
+        content=content,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=rows.num_rows,
+        file_size_in_bytes=local.stat().st_size,
+        equality_ids=[table.schema().find_field(of).field_id] if of else None,
+    )
+    file.spec_id = 0
+    return file
 
 
 class Bench:
@@ -56,9 +80,8 @@ class Bench:
         """An upsert of `ids`, stamped with `number`; a snapshot without files when there are none."""
         data, deletes = [], []
         if ids:
-            files = LandingTable(self.lake(), NAME, ("id",))
             rows = pa.table({"id": ids, "status": [f"{number}"] * len(ids)}, schema=ROWS)
-            data, deletes = [files.write_rows(rows)], [] if replace_all else [files.write_deletes(rows)]
+            data, deletes = [file_of(self.table, rows)], [] if replace_all else [file_of(self.table, rows, of="id")]
         transaction = self.begin(self.table)
         row_delta()(
             transaction,
