@@ -60,6 +60,7 @@ def test_spark_reads_folded_manifests_and_its_own_commits_are_built_upon(
         deletes = spark.rows(
             f"SELECT sequence_number AS n FROM lake.{NAME}.entries WHERE status < 2 AND data_file.content = 2"
         )
-        assert sorted(row["n"] for row in deletes) == [*range(62, 82)], "what came after the rewrite, each once"
+        after_it = [s.sequence_number for s in table.snapshots()[-20:]]
+        assert sorted(row["n"] for row in deletes) == after_it, "what came after the rewrite, each once"
     assert table.metadata.properties["kept-by"] == "spark"
     assert "reader_x" in table.metadata.refs
