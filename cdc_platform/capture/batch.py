@@ -20,9 +20,9 @@ from cdc_platform.capture.settings import NOTIFICATIONS, collection_pattern
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.errors import UnavailableError
-from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.state import MESSAGE_PREFIX
+from cdc_platform.source.types import SourceColumn
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9._\-]")
 _LOAD = "Initial Snapshot"
@@ -80,7 +80,7 @@ class Router:
 
     prefix: str
     tables: Mapping[str, Table]
-    columns: Mapping[str, tuple[Column, ...]]
+    columns: Mapping[str, tuple[SourceColumn, ...]]
     writers: Mapping[str, LogWriter]
     unloaded: set[str]  # Tables whose log has no whole load.
     request_load: Callable[[list[str]], None]

@@ -30,6 +30,7 @@ from cdc_platform.landing.commit import LandingTable
 from cdc_platform.landing.events import OP, TS_MS, Decoder
 from cdc_platform.landing.position import LandingPosition, SourcePosition
 from cdc_platform.landing.window import Window, last_of_each_key
+from cdc_platform.source.types import SourceColumn, iceberg_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +118,8 @@ class TableSink:
         if record["op"] == LOAD_BEGIN:
             self.commit()
             self._drop_load()
-            columns = [Column(**c) for c in record["columns"]]  # type: ignore[union-attr, arg-type]
+            source = [SourceColumn(**c) for c in record["columns"]]  # type: ignore[union-attr, arg-type]
+            columns = [Column(c.name, iceberg_type(c.type) or c.type, c.required, c.doc) for c in source]
             self._table.require(columns)
             self._decoder = Decoder(self._table.name, self._table.columns, self._key)
             self._load = _Load()
