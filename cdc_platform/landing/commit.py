@@ -90,7 +90,9 @@ class LandingTable:
         from pyiceberg.types import NestedField
 
         fields = [
-            NestedField(i, c.name, _iceberg_type(c.type), required=c.name in self._key, doc=c.doc or None)
+            NestedField(
+                i, c.name, _iceberg_type(c.type, len(columns) + i), required=c.name in self._key, doc=c.doc or None
+            )
             for i, c in enumerate(columns, 1)
         ]
         key_ids = [f.field_id for f in fields if f.name in self._key]
@@ -249,8 +251,11 @@ class LandingTable:
         return file
 
 
-def _iceberg_type(text: str) -> Any:
+def _iceberg_type(text: str, element_id: int = -1) -> Any:
+    """PyIceberg's type; it reads every type from its own text but a list's, whose element has an id."""
     from pydantic import TypeAdapter
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import IcebergType, ListType
 
+    if text.startswith("list<"):
+        return ListType(element_id=element_id, element=_iceberg_type(text[5:-1]), element_required=False)
     return TypeAdapter(IcebergType).validate_python(text)

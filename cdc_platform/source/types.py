@@ -4,7 +4,7 @@ Belongs here: the table of types (`HOMES`, `REFUSED`; docs/reference/types.md is
 Does not: reading a value (`landing/values.py`), looking up a column's type (`source/doctor.py`).
 Rules: a value is never changed to fit unless its policy says so. Every line was measured on PostgreSQL 18 and Debezium
 3.6.3 with our settings, by initial load and by stream, and cdc_platform_tests/e2e/test_types.py measures it again;
-only citext was not (no server at hand has it). A type that is in neither table is refused, too: what nobody has seen
+only citext and xml were not (no server at hand has them). A type that is in neither table is refused, too: what nobody has seen
 may arrive as anything.
 """
 
@@ -99,7 +99,7 @@ HOMES = (
         no_key=_NO_EQUALITY,
         note="json as it was written, jsonb as PostgreSQL writes it; JSON's null is the text `null`.",
     ),
-    Home(("xml",), "string", "text", no_key=_NO_EQUALITY),
+    Home(("xml",), "string", "text", no_key=_NO_EQUALITY, note="Not measured."),
     Home(("inet", "cidr"), "string", "text", note="PostgreSQL's output: a host without /32, as `SELECT` shows it."),
     Home(("macaddr", "macaddr8"), "string", "text"),
     Home(("bytea",), "binary", "base64"),
@@ -205,7 +205,7 @@ REFUSED: Mapping[str, str] = {
     "hstore": "it was never measured",
 }
 _BY_NAME = {name: home for home in HOMES for name in home.names}
-_ARRAY = Home(
+ARRAY = Home(
     (),
     "list",
     "list",
@@ -260,7 +260,7 @@ def home(postgres: str) -> Home | None:
         element = home(postgres.removesuffix("[]"))
         if element is None or base(postgres.removesuffix("[]")) not in _ELEMENTS:
             return None
-        return replace(_ARRAY, names=(postgres,), landing=f"list<{element.landing}>", element=element)
+        return replace(ARRAY, names=(postgres,), landing=f"list<{element.landing}>", element=element)
     name = base(postgres)
     if name == "numeric" and (match := _PARAMETERS.match(postgres)):
         digits, scale = int(match[2]), int(match[3] or 0)
