@@ -3,9 +3,9 @@
 Belongs here: the table of types (`HOMES`, `REFUSED`; docs/reference/types.md is generated from it) and the look-up.
 Does not: reading a value (`landing/values.py`), looking up a column's type (`source/doctor.py`).
 Rules: a value is never changed to fit unless its policy says so. Every line was measured on PostgreSQL 18 and Debezium
-3.6.3 with our settings, by initial load and by stream, and cdc_platform_tests/e2e/test_types.py measures it again;
-only citext and xml were not (no server at hand has them). A type that is in neither table is refused, too: what nobody has seen
-may arrive as anything.
+3.6.3 with our settings, by initial load and by stream; cdc_platform_tests/e2e/test_types.py measures it again. Only
+citext and xml were not (no server at hand has them). A type that is in neither table is refused, too: what nobody has
+seen may arrive as anything.
 """
 
 import re
