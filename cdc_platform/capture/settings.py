@@ -60,6 +60,8 @@ def connector_properties(
         "value.converter.replace.null.with.default": "false",
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
+        # A record's schema then tells types and precision as the stream described them; the JSON is not longer for it.
+        "column.propagate.source.type": ".*",
         "skipped.operations": "none",  # Truncate is an event too.
         "tombstones.on.delete": "false",
         "provide.transaction.metadata": "true",  # The order within a transaction.

@@ -2,17 +2,19 @@
 
 Belongs here: the loop, back-off of a failed table, what is reported. Does not: a table's work (`landing/sink.py`).
 A table whose sink failed is opened again from its own position, after a wait that doubles up to a bound: the cure
-may come from outside (a remedy at the source, a catalog that answers again), and the others go on meanwhile.
+may come from outside (a remedy at the source, a catalog that answers again), and the others go on meanwhile. One whose table
+another sink has taken over stays closed until the service is started anew.
 """
 
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_platform.changelog.segments import SegmentLog
 from cdc_platform.deployment import CATALOG, Deployment
-from cdc_platform.errors import CdcError
+from cdc_platform.errors import CdcError, FencedError
 from cdc_platform.lake.catalog import Lake
+from cdc_platform.landing.commit import Owner
 from cdc_platform.landing.position import landing_table
 from cdc_platform.landing.sink import TableSink
 from cdc_platform.reporting import Report
@@ -24,6 +26,7 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 30.0
 @dataclass
 class _Served:
     sink: TableSink | None = None
+    owner: Owner = field(default_factory=Owner)
     error: CdcError | None = None
     retry_at: float = 0.0
     wait_s: float = _RETRY_FIRST_S
@@ -42,15 +45,19 @@ def run(deployment: Deployment, report: Report) -> None:
                 continue
             try:
                 if one.sink is None:
-                    one.sink = _open(deployment, lake, name)
+                    one.sink = _open(deployment, lake, name, one.owner)
                 busy = one.sink.step() or busy
                 if one.error is not None and one.sink.position.window:
                     one.error, one.wait_s = None, _RETRY_FIRST_S
             except Exception as error:  # One table's trouble is not the others'.
                 if not isinstance(error, CdcError):
                     traceback.print_exc()
+                if one.sink is not None:
+                    one.sink.close()
                 one.sink, one.error = None, _known(error, name)
                 one.retry_at = time.monotonic() + one.wait_s
+                if isinstance(error, FencedError):
+                    one.retry_at = float("inf")  # To open it again would fence the sink that took over.
                 one.wait_s = min(2 * one.wait_s, _RETRY_MAX_S)
         positions = {name: _position(one) for name, one in served.items()}
         problems = [str(one.error) for one in served.values() if one.error is not None]
@@ -74,14 +81,16 @@ def _known(error: Exception, name: str) -> CdcError:
     )
 
 
-def _open(deployment: Deployment, lake: Lake, name: str) -> TableSink:
+def _open(deployment: Deployment, lake: Lake, name: str, owner: Owner) -> TableSink:
     table = deployment.registry.tables[name]
     return TableSink(
         lake,
         landing_table(name),
         key=table.key,
         log=SegmentLog(deployment.changelog_dir(name)),
-        window_s=table.landing.window.total_seconds(),
+        policy=table.landing,
+        owner=owner,
+        named=table.named_columns,
     )
 
 

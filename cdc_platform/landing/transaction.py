@@ -50,6 +50,7 @@ def row_delta() -> Any:
     from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestWriterV2
     from pyiceberg.schema import Schema
     from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update import SetSnapshotRefUpdate
     from pyiceberg.table.update.snapshot import _FastAppendFiles
     from pyiceberg.types import IntegerType, ListType, NestedField, StructType
 
@@ -83,6 +84,7 @@ def row_delta() -> Any:
             deletes: "Sequence[DataFile]",
             summary: dict[str, str],
             replace_all: bool,
+            tag: str | None = None,
             check: Callable[[], None],
         ) -> None:
             operation = Operation.OVERWRITE if deletes or replace_all else Operation.APPEND
@@ -97,33 +99,39 @@ def row_delta() -> Any:
             self._deletes = list(deletes)
             self._replace_all = replace_all
             self._check = check
+            self._tag = tag
 
         def _commit(self) -> Any:
             self._check()
-            return super()._commit()
+            updates, requirements = super()._commit()
+            if self._tag is not None:
+                tagged = SetSnapshotRefUpdate(snapshot_id=self._snapshot_id, ref_name=self._tag, type="tag")
+                updates = (*updates, tagged)
+            return updates, requirements
 
         def _existing_manifests(self) -> Any:
             kept = [] if self._replace_all else super()._existing_manifests()
             return [*self._delete_manifests(), *kept]
 
         def _delete_manifests(self) -> list[Any]:
-            if not self._deletes:
-                return []
-            spec = self._transaction.table_metadata.spec()
-            with DeleteManifestWriter(
-                spec, self.schema(), self.new_manifest_output(), self.snapshot_id, self._compression
-            ) as writer:
-                for file in self._deletes:
-                    writer.add_entry(
-                        ManifestEntry.from_args(
-                            status=ManifestEntryStatus.ADDED,
-                            snapshot_id=self.snapshot_id,
-                            sequence_number=None,
-                            file_sequence_number=None,
-                            data_file=file,
-                        )
-                    )
-            return [writer.to_manifest_file()]
+            manifests: list[Any] = []
+            for spec_id in sorted({file.spec_id for file in self._deletes}):
+                with DeleteManifestWriter(
+                    self.spec(spec_id), self.schema(), self.new_manifest_output(), self.snapshot_id, self._compression
+                ) as writer:
+                    for file in self._deletes:
+                        if file.spec_id == spec_id:
+                            writer.add_entry(
+                                ManifestEntry.from_args(
+                                    status=ManifestEntryStatus.ADDED,
+                                    snapshot_id=self.snapshot_id,
+                                    sequence_number=None,
+                                    file_sequence_number=None,
+                                    data_file=file,
+                                )
+                            )
+                manifests.append(writer.to_manifest_file())
+            return manifests
 
         def _summary(self, snapshot_properties: Any = None) -> Any:
             rows = self._added_data_files

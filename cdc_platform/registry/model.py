@@ -194,6 +194,19 @@ class Table(_Declared):
         """Table in the source database."""
         return self.source.split(".")[2]
 
+    @property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns that an entry of this table names, by entry; the key apart."""
+        distribution = (self.convergence.distribution,) if self.convergence.distribution else ()
+        return {
+            "convergence.sums": self.convergence.sums,
+            "convergence.distribution": distribution,
+            "curated.contract": self.curated.contract,
+            "landing.partition_by": tuple(
+                re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.landing.partition_by
+            ),
+        }
+
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
         for field, columns in (

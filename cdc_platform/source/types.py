@@ -234,13 +234,16 @@ class SourceColumn:
     """A column as the source declares it.
 
     `type` is what format_type writes (`numeric(12,2)`, `integer[]`); of a domain, that of its base type; `enum` of an
-    enumeration, `enum[]` of an array of them, and so `composite`, `range`, `multirange`, `domain[]`.
+    enumeration, `enum[]` of an array of them, and so `composite`, `range`, `multirange`, `domain[]`; empty when it is
+    not known any more.
     """
 
     name: str
     type: str
     required: bool
     doc: str = ""
+    number: int = 0  # Its own for good, whatever it is called (PostgreSQL's attnum); 0: not known.
+    filled: bool = False  # Rows that were there before the column may hold a value in it that no event told.
 
     @classmethod
     def of_landing(cls, column: Column) -> Self:
