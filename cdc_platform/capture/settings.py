@@ -52,6 +52,10 @@ def connector_properties(
         "decimal.handling.mode": "string",
         "interval.handling.mode": "string",
         "time.precision.mode": "microseconds",
+        # Types that it has no schema for (composites, pg_lsn ...) as base64 of their text; else it leaves them out.
+        "include.unknown.datatypes": "true",
+        # What it can't convert (a NaN in numeric[]) stops capture; by default it would arrive as NULL.
+        "event.converting.failure.handling.mode": "fail",
         "key.converter.replace.null.with.default": "false",
         "value.converter.replace.null.with.default": "false",
         "key.converter.schemas.enable": "false",

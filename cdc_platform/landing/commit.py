@@ -145,7 +145,9 @@ class LandingTable:
         if self._table is not None:
             return False
         fields = [
-            NestedField(i, c.name, _iceberg_type(c.type), required=c.name in self._key, doc=c.doc or None)
+            NestedField(
+                i, c.name, _iceberg_type(c.type, len(columns) + i), required=c.name in self._key, doc=c.doc or None
+            )
             for i, c in enumerate(columns, 1)
         ]
         key_ids = [f.field_id for f in fields if f.name in self._key]
@@ -439,10 +441,13 @@ def _stored(columns: Sequence[SourceColumn]) -> str:
     return json.dumps([asdict(c) for c in columns], separators=(",", ":"))
 
 
-def _iceberg_type(text: str) -> Any:
+def _iceberg_type(text: str, element_id: int = -1) -> Any:
+    """PyIceberg's type; it reads every type from its own text but a list's, whose element has an id."""
     from pydantic import TypeAdapter
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import IcebergType, ListType
 
+    if text.startswith("list<"):
+        return ListType(element_id=element_id, element=_iceberg_type(text[5:-1]), element_required=False)
     return TypeAdapter(IcebergType).validate_python(text)
 
 
