@@ -37,7 +37,6 @@ from cdc_platform.landing.evolution import evolution
 from cdc_platform.landing.files import PartitionField
 from cdc_platform.landing.late import sift
 from cdc_platform.landing.position import EVENTS, HEARTBEAT, LandingPosition, SourcePosition, landed
-from cdc_platform.landing.values import value_reader
 from cdc_platform.landing.window import (
     FIRST_PREFIX,
     Window,
@@ -224,6 +223,7 @@ class TableSink:
             table=self._table.name.split(".", 1)[1],
             key=self._key,
             named=self._named,
+            types=self._policy.types,
         )
         if follows.steps:
             self._table.evolve(follows)
@@ -299,6 +299,7 @@ class TableSink:
             self._table.name,
             columns,
             self._key,
+            types=self._policy.types,
             kind_field=self._policy.change_type.column,
             kinds=self._policy.change_type.map,
             routed_by=self._table.routed_by if self._by_before_image else (),
@@ -306,7 +307,8 @@ class TableSink:
 
     def _landing_columns(self) -> tuple[Column, ...]:
         assert self._decoder is not None
-        return tuple(Column(c.name, value_reader(c).iceberg, c.required, c.doc) for c in self._decoder.columns)
+        readers = self._decoder.readers
+        return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc
