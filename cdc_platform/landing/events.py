@@ -86,8 +86,8 @@ class Decoder:
     """Decodes one table's records. `key` are the identifier columns.
 
     `types` are the policies of `landing.types`. `kinds` maps the values of the record's field `kind_field` to `KINDS`'
-    names. `routed_by` are columns whose value in the row before is wanted beside the row after. Not `whole`: the records
-    have more columns than these.
+    names. `routed_by` are columns whose value in the row before is wanted beside the row after. Not `whole`: the
+    records have more columns than these.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ class Decoder:
         if not isinstance(image, dict) or any(image.get(k) is None for k in self.key):
             raise _UnfitError("no_key", "a key column has no value")
         for side, names in (("before", self._before), ("after", self.readers)):
-            values = event.get(side)
-            for name in names if isinstance(values, dict) else ():
+            values: dict[str, Any] = event[side] if isinstance(event.get(side), dict) else {}
+            for name in names:
                 if values.get(name) is not None:
                     values[name] = self._admitted(name, values[name])
 
