@@ -20,6 +20,7 @@ from cdc_platform.capture.settings import NOTIFICATIONS, collection_pattern
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.errors import UnavailableError
+from cdc_platform.faults import reach
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.state import MESSAGE_PREFIX
@@ -111,6 +112,7 @@ class Router:
             elif (name := self._table_of(topic, value)) is not None:
                 pending.setdefault(name, []).append(value.encode())
         self._append(pending, touched)
+        reach("segment written")
         self._sync(touched)
 
     def _sync(self, touched: set[str]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from cdc_platform.capture.batch import acknowledgeable
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
+from cdc_platform.faults import reach
 
 _STOP_WITHIN_S = 20
 _CORRECT = "Correct the option it names"
@@ -45,6 +46,7 @@ def run_engine(
     from pydbzengine.engine._jvm import EngineFormat, JDebeziumEngine, JProperties
 
     failures: list[BaseException] = []
+    offsets = Path(properties["offset.storage.file.filename"])
     ended: list[tuple[bool, str]] = []
 
     @jpype.JImplements("io/debezium/engine/DebeziumEngine$ChangeConsumer")
@@ -59,7 +61,11 @@ def run_engine(
                 raise
             if (index := acknowledgeable(batch)) is not None:
                 committer.markProcessed(records[index])  # An offset stands for everything before it.
+            stored = _changed_at(offsets)
             committer.markBatchFinished()
+            reach("acknowledged")
+            if _changed_at(offsets) != stored:  # Debezium flushes in this call when the interval has passed.
+                reach("offset flushed")
 
         @jpype.JOverride
         def supportsTombstoneEvents(self) -> bool:
@@ -91,6 +97,10 @@ def run_engine(
         raise failures[0]
     if not stopping.is_set():
         raise _ended(where, ended[0][1] if ended else "it ended without a word")
+
+
+def _changed_at(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _text(value: Any) -> str | None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, UnavailableError
+from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
 from cdc_platform.landing.position import EVENTS, PROPERTY, LandingPosition, landing_position, sink_id
@@ -137,6 +138,7 @@ class LandingTable:
         from pyiceberg.exceptions import CommitFailedException
         from sqlalchemy.exc import SQLAlchemyError
 
+        reach("parquet written")
         self._require_clock()
 
         sink = sink_id(self.name)
@@ -164,7 +166,9 @@ class LandingTable:
             )
             delta.commit()
             transaction.set_properties({PROPERTY + sink: json.dumps(summary)})
+            reach("commit sent")
             transaction.commit_transaction()
+            reach("commit answered")
         except ConflictError:
             self.discard([*data, *deletes])
             raise
