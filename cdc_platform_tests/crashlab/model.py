@@ -1,18 +1,17 @@
 """What a log must leave in its landing table, as a dict by key, and the verdict on what was found there.
 
-Belongs here: the fold of a log's first records by source position, which records must or may be dead letters, and
-counting what is lost, doubled or wrong. Does not: reading a table (`readers.py`), making a log (`plan.py`).
+Belongs here: the fold of a log's first records by source position, which records must be dead letters, and counting
+what is lost, doubled or wrong. Does not: reading a table (`readers.py`), making a log (`plan.py`).
 Rules: per key the greatest source position wins, whatever the order in the log; a truncate empties what lies before
-its position; a whole load begins anew; one that a streamed event interrupts is void. A record that was applied before
-is a re-delivery: no effect, no dead letter. One whose key has a newer change earlier in the log is stale: no effect,
-and a dead letter, unless both fell into one commit window, where the sink may also just put them in order.
+its position; a whole load begins anew; one that a streamed event interrupts is void. A change that stands in the log
+before (same key, position and kind) is a re-delivery: no effect, no dead letter. One whose key has a newer change
+before it in the log is stale: no effect, and a dead letter.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cdc_platform_tests.crashlab.history import LOAD_BEGIN, LOAD_END, Event
@@ -44,13 +43,22 @@ class Record:
         return json.loads(self.line)
 
 
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """How many dead letters a record must have and may have, and their reason."""
+
+    least: int
+    most: int
+    reason: str
+
+
 @dataclass
 class Expected:
-    """What must be there once the log is complete through some position."""
+    """What must be there once the log is complete through `end`."""
 
+    end: int = 0
     rows: dict[Key, Values] = field(default_factory=dict[Key, Values])
-    dead: dict[int, tuple[int, int, str]] = field(default_factory=dict[int, tuple[int, int, str]])
-    """By offset: dead letters at least, at most, and their reason."""
+    dead: dict[int, Letters] = field(default_factory=dict[int, Letters])  # By offset.
 
 
 class _Change(NamedTuple):
@@ -60,54 +68,76 @@ class _Change(NamedTuple):
 
 
 @dataclass
-class _Fold:
+class Ledger:
+    """The fold of one log, which grows."""
+
     columns: Sequence[str]
     key: Sequence[str]
-    rows: dict[Key, tuple[Position, int, Values | None]] = field(default_factory=dict)  # With the window of each.
-    emptied: tuple[Position, int] = (BEFORE_ALL, -1)
-    applied: set[tuple[Key, Position, str]] = field(default_factory=set)
-    refused: set[tuple[Key, Position, str]] = field(default_factory=set)
-    load: dict[Key, Values] | None = None
+    log: list[Record] = field(default_factory=list[Record])
+    loads: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # Of whole ones: begin and end.
 
-    def take(self, event: Event, window: int) -> tuple[int, int]:
-        """Apply one record; return how many dead letters it must make at least and may make at most."""
+    def __post_init__(self) -> None:
+        self._restart()
+
+    def _restart(self) -> None:
+        self._end = 0
+        self._rows: dict[Key, tuple[Position, Values | None]] = {}
+        self._emptied = BEFORE_ALL
+        self._seen: set[tuple[Key, Position, str]] = set()
+        self._dead: dict[int, Letters] = {}
+        self._load: dict[Key, Values] | None = None
+        self._load_begin = 0
+        self.loads = []
+
+    def through(self, end: int) -> Expected:
+        """What must be there once the first `end` records were applied. Fast when `end` grows from call to call."""
+        if end < self._end:
+            self._restart()
+        for offset in range(self._end, end):
+            record = self.log[offset]
+            if record.poison is not None:
+                self._dead[offset] = Letters(1, 1, record.poison)
+            elif stale := self._take(record.event, offset):
+                self._dead[offset] = Letters(1, stale, "stale")
+        self._end = end
+        return Expected(end, {k: row for k, (_, row) in self._rows.items() if row is not None}, dict(self._dead))
+
+    def _take(self, event: Event, offset: int) -> int:
+        """Apply one record; return how many of its changes are stale."""
         op = str(event["op"])
         if op == LOAD_BEGIN:
-            self.load = {}
-            return 0, 0
+            self._load, self._load_begin = {}, offset
+            return 0
         if op == LOAD_END:
-            if self.load is not None:
-                self.rows = {k: (BEFORE_ALL, window, row) for k, row in self.load.items()}
-                self.emptied, self.applied, self.refused, self.load = (BEFORE_ALL, -1), set(), set(), None
-            return 0, 0
+            if self._load is not None:
+                self._rows = {k: (BEFORE_ALL, row) for k, row in self._load.items()}
+                self._emptied, self._seen, self._load = BEFORE_ALL, set(), None
+                self.loads.append((self._load_begin, offset + 1))
+            return 0
         if op == "r":
-            if self.load is not None:
-                self.load[self._key(event["after"])] = self._values(event["after"])
-            return 0, 0
-        self.load = None  # A load that something interrupts is void.
+            if self._load is not None:
+                self._load[self._key(event["after"])] = self._values(event["after"])
+            return 0
+        self._load = None  # A load that something interrupts is void.
         position = position_of(event)
         if op == "t":
-            if position > self.emptied[0]:
-                self.emptied = (position, window)
-                self.rows = {k: found for k, found in self.rows.items() if found[0] >= position}
-            return 0, 0
-        fates = [self._change(change, position, window) for change in self._changes(event)]
-        stale, maybe = fates.count("stale"), fates.count("maybe")
-        return min(stale, 1), stale + maybe
+            if position > self._emptied:
+                self._emptied = position
+                self._rows = {k: found for k, found in self._rows.items() if found[0] >= position}
+            return 0
+        return sum(self._is_stale(change, position) for change in self._changes(event))
 
-    def _change(self, change: _Change, position: Position, window: int) -> str:
+    def _is_stale(self, change: _Change, position: Position) -> bool:
+        """Apply one change; return whether it came after a newer one."""
         identity = (change.key, position, change.op)
-        if identity in self.applied:
-            return "redelivered"
-        newest = self.rows.get(change.key, (BEFORE_ALL, -1, None))
-        after, its_window = max(newest[:2], self.emptied)
-        if after > position:
-            again = identity in self.refused
-            self.refused.add(identity)
-            return "maybe" if again or its_window == window else "stale"
-        self.applied.add(identity)
-        self.rows[change.key] = (position, window, change.row)
-        return "applied"
+        if identity in self._seen:
+            return False
+        self._seen.add(identity)
+        newest, _ = self._rows.get(change.key, (BEFORE_ALL, None))
+        if max(newest, self._emptied) > position:
+            return True
+        self._rows[change.key] = (position, change.row)
+        return False
 
     def _changes(self, event: Event) -> list[_Change]:
         op, before, after = str(event["op"]), event["before"], event["after"]
@@ -124,6 +154,15 @@ class _Fold:
     def _values(self, row: Mapping[str, Any]) -> Values:
         return tuple(as_text(row[name]) for name in self.columns)
 
+    def passed_over(self, ends: Iterable[int]) -> set[int]:
+        """Offsets that a sink may leave unread: it goes on at a whole load that lies ahead. `ends`: its commits'."""
+        known = sorted(ends)
+        return {
+            offset
+            for begin, _ in self.loads
+            for offset in range(max((e for e in known if e <= begin), default=0), begin)
+        }
+
 
 def position_of(event: Event) -> Position:
     """Source position of a streamed event."""
@@ -134,22 +173,6 @@ def position_of(event: Event) -> Position:
 def as_text(value: object) -> str | None:
     """A value as the verdict compares it."""
     return None if value is None else str(value)
-
-
-def expected(log: Sequence[Record], columns: Sequence[str], key: Sequence[str], window_ends: Sequence[int]) -> Expected:
-    """Fold the whole of `log`; `window_ends` are the positions through which commits made the table complete."""
-    fold, result = _Fold(columns, key), Expected()
-    for window, (start, end) in enumerate(pairwise([0, *window_ends, len(log)])):
-        for offset in range(start, end):
-            record = log[offset]
-            if record.poison is not None:
-                result.dead[offset] = (1, 1, record.poison)
-                continue
-            least, most = fold.take(record.event, window)
-            if most:
-                result.dead[offset] = (least, most, "stale")
-    result.rows = {k: row for k, (_, _, row) in fold.rows.items() if row is not None}
-    return result
 
 
 @dataclass
@@ -182,12 +205,18 @@ def compare(must: Expected, found: Iterable[Mapping[str, Any]], columns: Sequenc
     )
 
 
-def compare_dead(must: Expected, found: Iterable[tuple[int, str]]) -> Verdict:
-    """Compare dead letters (log offset and reason) with those that must and may be there."""
+def compare_dead(must: Expected, found: Iterable[tuple[int, str]], passed_over: Container[int] = ()) -> Verdict:
+    """Compare dead letters (log offset and reason) with those that must and may be there.
+
+    A letter may stand before the commit that makes the table complete through its record, but not twice.
+    """
     letters = list(found)
     seen = Counter(offset for offset, _ in letters)
-    return Verdict(
-        lost={f"record {o}" for o, (least, _, _) in must.dead.items() if seen[o] < least},
-        doubled={f"record {o}" for o, n in seen.items() if o in must.dead and n > must.dead[o][1]},
-        wrong={f"record {o}: {reason}" for o, reason in letters if o not in must.dead or must.dead[o][2] != reason},
-    )
+    verdict = Verdict(lost={f"record {o}" for o, n in must.dead.items() if seen[o] < n.least and o not in passed_over})
+    for offset, reason in letters:
+        allowed = must.dead.get(offset)
+        if seen[offset] > (allowed.most if allowed else 2 if offset >= must.end else 1):
+            verdict.doubled.add(f"record {offset}")
+        if offset < must.end and (allowed is None or allowed.reason != reason):
+            verdict.wrong.add(f"record {offset}: {reason}, not {allowed.reason if allowed else 'a dead letter'}")
+    return verdict

@@ -28,7 +28,7 @@ _ROUND_EVENTS_MAX = 24
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `nth`: at which arrival at `step`. `detail`: what another writer does, or how the data is disturbed."""
+    """One fault. `nth`: at which arrival at `step`. `detail`: what another writer does, or how data is disturbed."""
 
     kind: Kind
     step: Step | None = None
@@ -71,7 +71,7 @@ def plan(seed: int, number: int, faults: int, kinds: Sequence[Kind] = KINDS, *, 
     """The plan of one history with so many faults. `rewrites`: Spark is there to rewrite a table's files."""
     if not (ordered := [k for k in KINDS if k in kinds]):
         raise ValueError("no kind of fault is left")
-    rng = random.Random(f"{seed}/{number}/{','.join(ordered)}/{faults}/{rewrites}")
+    rng = random.Random(f"{seed}/{number}/{','.join(ordered)}/{rewrites}")
     shape = SHAPES[number % len(SHAPES)]
     source = histories(f"{seed}/{number}", shape)
     sent: list[Event] = []  # All that the source did up to here, in its order.
@@ -79,6 +79,11 @@ def plan(seed: int, number: int, faults: int, kinds: Sequence[Kind] = KINDS, *, 
     injected = 0
     while injected < faults:
         kind = rng.choice(ordered)
+        if kind == "duplicate" and rng.random() < 0.4 and (again := redelivered(rng, sent)):
+            # Capture dies once more while it sends again, and the rest comes later: what was sent is older than it.
+            cut = again[: rng.randint(1, len(again))]
+            rounds.append(_round(rng, [Record(line(e)) for e in cut], Fault("duplicate", detail="broken off")))
+            injected += 1
         fresh = _next_events(rng, source, first=not rounds)
         fault, records = _disturbed(rng, kind, fresh, sent, rewrites=rewrites)
         sent += fresh
@@ -148,16 +153,13 @@ def _disturbed(
 
 
 def redelivered(rng: random.Random, sent: Sequence[Event]) -> list[Event]:
-    """A run up to what was sent last, sent again; perhaps broken off and begun once more."""
+    """A run up to what was sent last, sent again."""
     load = max((i + 1 for i, e in enumerate(sent) if is_marker(e)), default=0)
     streamed = sent[load:]
     if not streamed:
         return []
     back = rng.randint(1, min(REDELIVER_MAX, len(streamed)))
-    run = _renumbered(rng, streamed[-back:])
-    if rng.random() < 0.3:  # Capture died again while it sent.
-        return run[: rng.randint(1, len(run))] + run
-    return run
+    return _renumbered(rng, streamed[-back:])
 
 
 def _renumbered(rng: random.Random, run: Sequence[Event]) -> list[Event]:

@@ -78,13 +78,16 @@ def vars_of(column: Column) -> Mapping[str, object]:
     return {"name": column.name, "type": column.type, "required": column.required, "doc": column.doc}
 
 
-def complete_through(lake: Lake, table: str) -> tuple[int, list[int]]:
-    """The log position that the table names, and those that its snapshots since named, oldest first."""
+def states(lake: Lake, table: str) -> list[tuple[int, int, bool]]:
+    """Each snapshot, oldest first: its id, the log position that the table then named, whether the sink made it."""
     history = lake.history(table)
-    if history is None:
-        return 0, []
-    ends = [LandingPosition.of(s.summary, table).log for s in history.ancestry() if landed(s)]
-    return landing_position(history).log, ends[::-1]
+    found: list[tuple[int, int, bool]] = []
+    position = 0
+    for snapshot in [*(history.ancestry() if history else ())][::-1]:
+        ours = landed(snapshot)
+        position = LandingPosition.of(snapshot.summary, table).log if ours else position
+        found.append((snapshot.snapshot_id, position, ours))
+    return found
 
 
 def dead_letters(lake: Lake, table: str) -> list[tuple[int, str]] | None:
@@ -127,5 +130,8 @@ def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
 
     commit.LandingTable.position = from_memory  # type: ignore[method-assign]
     commit.landing_position = lambda _: Anywhere()  # type: ignore[assignment, return-value]
-    return lambda end: None if read_to.write_text(str(end)) else None
 
+    def remember(end: int) -> None:
+        read_to.write_text(str(end))
+
+    return remember

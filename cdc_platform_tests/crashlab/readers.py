@@ -7,36 +7,35 @@ DuckDB runs in a process of its own: beside a JVM in one process it crashed (1.5
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.spark import Spark, quoted
+from cdc_platform.maintenance.rewrite import rewrite_data_files
 
 Rows = list[Mapping[str, Any]]
 
 
 class FileReader:
-    """The specification's rule in a few lines: a delete applies to data of a lower sequence number. Keeps what it read."""
+    """The specification in a few lines: a delete applies to data of a lower sequence number. Keeps what it has read."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[dict[str, Any]]] = {}
         self._manifests: dict[str, list[Any]] = {}
 
-    def rows(self, lake: Lake, table: str, key: Sequence[str]) -> Rows:
+    def rows(self, table: Any, snapshot_id: int, key: Sequence[str]) -> Rows:
+        """Rows of one snapshot of PyIceberg's table."""
         import pyarrow.parquet as pq
         from pyiceberg.manifest import DataFileContent
 
-        loaded = lake.load(table)
-        snapshot = loaded.current_snapshot() if loaded is not None else None
-        if loaded is None or snapshot is None:
-            return []
         data: list[tuple[int, list[dict[str, Any]]]] = []
         deleted: dict[tuple[Any, ...], int] = {}  # The newest delete of a key is the one that counts.
-        for manifest in snapshot.manifests(loaded.io):
+        for manifest in table.snapshot_by_id(snapshot_id).manifests(table.io):
             if manifest.manifest_path not in self._manifests:
-                self._manifests[manifest.manifest_path] = manifest.fetch_manifest_entry(loaded.io)
+                self._manifests[manifest.manifest_path] = manifest.fetch_manifest_entry(table.io)
             for entry in self._manifests[manifest.manifest_path]:
                 path = entry.data_file.file_path.removeprefix("file:").replace("//", "/")
                 if path not in self._files:
@@ -52,19 +51,21 @@ class FileReader:
 
 
 class DuckDB:
-    """DuckDB's Iceberg reader, in a process of its own."""
+    """DuckDB's Iceberg reader, in a process of its own; any thread may ask it."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
+        self._lock = threading.Lock()
 
     def rows(self, lake: Lake, table: str) -> Rows:
         loaded = lake.load(table)
         if loaded is None or loaded.current_snapshot() is None:
             return []
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(loaded.metadata_location.removeprefix("file://") + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or '{"error": "DuckDB ended"}')
+        with self._lock:
+            self._process.stdin.write(loaded.metadata_location.removeprefix("file://") + "\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline() or '{"error": "DuckDB ended"}')
         if "error" in answer:
             raise RuntimeError(f"DuckDB on {table}: {answer['error']}")
         return answer["rows"]
@@ -83,6 +84,21 @@ def duckdb() -> Generator[DuckDB]:
             process.wait(timeout=10)
 
 
-def spark_rows(spark: Spark, table: str) -> Rows:
-    """The table's rows as Spark has them."""
-    return [*spark.rows(f"SELECT * FROM {quoted('lake', *table.split('.'))}")]
+class SparkReader:
+    """Spark Connect; one session, which any thread may use in its turn."""
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+        self._lock = threading.Lock()
+
+    def rows(self, lake: Lake, table: str) -> Rows:
+        loaded = lake.load(table)
+        if loaded is None or loaded.current_snapshot() is None:
+            return []
+        with self._lock:
+            return [*self._spark.rows(f"SELECT * FROM {quoted(lake.name, *table.split('.'))}")]
+
+    def rewrite(self, lake: Lake, table: str) -> None:
+        """What the platform's maintenance does to a landing table."""
+        with self._lock:
+            rewrite_data_files(self._spark, lake, table)

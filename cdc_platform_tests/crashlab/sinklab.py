@@ -1,8 +1,8 @@
 """One planned history, done: the log written, children run and killed, the table judged after each fault.
 
 Belongs here: carrying out a plan. Does not: the plan (`plan.py`), the verdict's rules (`model.py`).
-After every fault the table is read and compared with the fold of the log through the position that the table itself
-names: at any moment it has to be exactly that, so what a later commit would heal is seen too.
+After every fault each new snapshot is read and compared with the fold of the log through the position that it names:
+the table has to be exactly that at every commit, so what a later one would heal is seen too.
 """
 
 import multiprocessing
@@ -18,13 +18,13 @@ from cdc_platform.changelog.segments import SegmentWriter
 from cdc_platform.lake.catalog import Lake
 from cdc_platform_tests.crashlab import product
 from cdc_platform_tests.crashlab.child import Order, serve
-from cdc_platform_tests.crashlab.model import Record, Verdict, compare, compare_dead, expected
+from cdc_platform_tests.crashlab.model import Ledger, Record, Verdict, compare, compare_dead
 from cdc_platform_tests.crashlab.plan import Fault, Plan, Round
 from cdc_platform_tests.crashlab.product import Switch
 from cdc_platform_tests.crashlab.readers import FileReader, Rows
 
 _CHILD_WITHIN_S = 120
-_PRELOADED = (
+PRELOADED = (
     "cdc_platform_tests.crashlab.child",
     "cdc_platform.landing.sink",
     "pyarrow.json",
@@ -38,7 +38,7 @@ _PRELOADED = (
 )
 
 Reader = Callable[[Lake, str], Rows]
-Rewrite = Callable[[str], None]
+Rewrite = Callable[[Lake, str], None]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class SinkLab:
 
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*_PRELOADED])
+        self._context.set_forkserver_preload([*PRELOADED])
 
     def run(self, plan: Plan) -> Outcome:
         """Do all of one plan."""
@@ -129,8 +129,12 @@ class _History:
         self._folder = lab.folder / "logs" / f"{plan.shape.name}_{plan.number:04d}"
         self._writer = SegmentWriter(self._folder, segment_bytes_max=20_000)
         self._lake = Lake("lake", lab.catalog)
-        self._log: list[Record] = []
+        self._key = plan.shape.key
+        self._ledger = Ledger(self._columns, self._key)
         self._files = FileReader()
+        self._judged: set[int] = set()
+        self._ends: list[int] = []  # Log positions that the sink's commits named.
+        self._position = 0
         self._foreign = 0
 
     def round(self, one: Round) -> None:
@@ -152,34 +156,41 @@ class _History:
         if (code := child.end()) != 0 or word is None:
             raise RuntimeError(f"the last child ended with exit code {code}")
         self.judge("end")
-        position, ends = product.complete_through(self._lake, self._plan.table)
-        if position != len(self._log):
-            self._amiss("end", Verdict(lost={f"records from {position}: {'; '.join(word[1])}"}))
-        must = expected(self._log[:position], self._columns, self._plan.shape.key, ends)
+        log = self._ledger.log
+        if self._position != len(log):
+            self._amiss("end", Verdict(lost={f"records from {self._position}: {'; '.join(word[1])[:300]}"}))
+        must = self._ledger.through(self._position)
         for name, rows in self._lab.readers.items():
-            found = compare(must, rows(self._lake, self._plan.table), self._columns, self._plan.shape.key)
+            found = compare(must, rows(self._lake, self._plan.table), self._columns, self._key)
             self._amiss(f"end, by {name}", found)
-        self._outcome.records, self._outcome.commits = len(self._log), len(ends)
+        self._outcome.records, self._outcome.commits = len(log), len(self._ends)
 
     def judge(self, when: str) -> None:
-        """Compare the table as it is now with the log through the position that it names."""
-        position, ends = product.complete_through(self._lake, self._plan.table)
-        must = expected(self._log[:position], self._columns, self._plan.shape.key, ends)
-        rows = self._files.rows(self._lake, self._plan.table, self._plan.shape.key)
-        verdict = compare(must, rows, self._columns, self._plan.shape.key)
+        """Compare each snapshot since the last time with the log through the position that it names."""
+        loaded = self._lake.load(self._plan.table)
+        for snapshot_id, position, ours in product.states(self._lake, self._plan.table):
+            if snapshot_id in self._judged:
+                continue
+            self._judged.add(snapshot_id)
+            self._position = position
+            if ours:
+                self._ends.append(position)
+            must = self._ledger.through(position)
+            rows = self._files.rows(loaded, snapshot_id, self._key)
+            self._amiss(f"{when}, log position {position}", compare(must, rows, self._columns, self._key))
+        must = self._ledger.through(self._position)
         letters = product.dead_letters(self._lake, self._plan.table)
-        if letters is not None or not any(least for least, _, _ in must.dead.values()):
-            verdict.add(compare_dead(must, letters or ()))
-        else:
+        if letters is None and must.dead:
             self._outcome.dead_letters_compared = False
-        self._amiss(when, verdict)
+        elif letters is not None:
+            self._amiss(when, compare_dead(must, letters, self._ledger.passed_over(self._ends)))
 
     def close(self) -> None:
         self._writer.close()
 
     def _append(self, records: tuple[Record, ...]) -> None:
         product.append(self._writer, self._plan.shape, [r.line for r in records])
-        self._log += records
+        self._ledger.log += records
 
     def _order(self, one: Round) -> Order:
         lab, plan = self._lab, self._plan
@@ -210,7 +221,7 @@ class _History:
             with loaded.transaction() as transaction:
                 transaction.set_properties({"lab.foreign": str(self._foreign)})
         elif fault.detail == "rewrite" and self._lab.rewrite is not None:
-            self._lab.rewrite(self._plan.table)
+            self._lab.rewrite(self._lake, self._plan.table)
         else:
             tag = f"reader_{self._foreign}"
             loaded.manage_snapshots().create_tag(loaded.metadata.current_snapshot_id, tag).commit()
@@ -229,14 +240,19 @@ class _History:
             raise RuntimeError(f"a child ended with exit code {code} ({fault.name})")
         else:
             met = fault.step is None or bool(word[2])
-            if fault.kind == "zombie" and met and not any("ConflictError" in e for e in word[1]):
+            if (
+                fault.kind == "zombie"
+                and met
+                and not any(e.startswith(("ConflictError", "FencedError")) for e in word[1])
+            ):
                 self._amiss("zombie", Verdict(wrong={f"fence {self._foreign}: the older sink was not refused"}))
         (self._outcome.faults if met else self._outcome.missed)[where] += 1
 
     def _amiss(self, when: str, found: Verdict) -> None:
         if not found:
             return
-        self._outcome.verdict.add(found)
+        known = self._outcome.verdict
         for kind in ("lost", "doubled", "wrong"):
-            for what in sorted(getattr(found, kind))[:3]:
+            for what in sorted(getattr(found, kind) - getattr(known, kind))[:3]:
                 self._lab.told(f"history {self._plan.number}, {when}: {kind}: {what}")
+        known.add(found)
