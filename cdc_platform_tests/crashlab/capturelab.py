@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
@@ -38,8 +39,9 @@ TABLES = dict(zip(("accounts", "lines"), SHAPES, strict=True))
 _CAPTURE_STEPS: tuple[Step, ...] = ("segment written", "acknowledged", "offset flushed")
 _SINK_STEPS: tuple[Step, ...] = ("parquet written", "commit sent", "commit answered")
 _FIRST_ROWS = 3_000
-_DIES_WITHIN_S = 60
+_DIES_WITHIN_S = 90
 _CONVERGES_WITHIN_S = 120
+_LAST_WITHIN = 1_000  # Records from the log's end.
 _BIG_ID = 1_000_000_000  # From here on are the rows that tell the log's end.
 
 
@@ -112,6 +114,8 @@ class _Quiet:
 
 def serve(project: str, service: str, kill: Kill | None, pipe: Connection) -> None:
     """Run the product's capture or sink service, to be killed as ordered; "stop" on the pipe ends it in order."""
+    lab = Deployment.load(project)
+    _write_to(lab.state / "logs" / f"{service}.log")
     _arm(kill)
     report = _Quiet()
 
@@ -120,7 +124,6 @@ def serve(project: str, service: str, kill: Kill | None, pipe: Connection) -> No
         report.stopping.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    lab = Deployment.load(project)
     try:
         if service == "capture":
             from cdc_platform.capture.service import run as run_capture
@@ -133,6 +136,13 @@ def serve(project: str, service: str, kill: Kill | None, pipe: Connection) -> No
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from error
+
+
+def _write_to(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
 
 
 def _arm(kill: Kill | None) -> None:
@@ -169,43 +179,55 @@ class CaptureLab:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED])
         self._engine = source_engine(self.deployment.source_url(SOURCE))
+        self._begun = 0.0
+        self._quiet = threading.Event()  # The source rests.
         self._ending = threading.Event()
+        self._calm: set[str] = set()  # Services that are killed no more.
         self._met: Counter[tuple[str, str]] = Counter()
         self._trouble: list[str] = []
         self.outcome = Outcome(Plan(-1, self.seed, SHAPES[0], ()))
 
     def run(self) -> Outcome:
         """Do all of it."""
-        begun = time.monotonic()
+        self._begun = time.monotonic()
         rng = random.Random(f"{self.seed}/capture")
         of_capture = kills(rng, _CAPTURE_STEPS, (self.faults + 1) // 2, (1.0, 9.0))
         of_sink = kills(rng, _SINK_STEPS, self.faults // 2, (0.3, 4.0))
         # The first deaths are in the initial load, which takes some batches.
         of_capture[:2] = [Kill(k.step, 1 + i, k.after_s) for i, k in enumerate(of_capture[:2])]
+        self._create()
+        writer = threading.Thread(target=self._guarded, args=("the source's writer", self._write))
+        services = [
+            threading.Thread(target=self._guarded, args=(name, self._serve, name, wanted))
+            for name, wanted in (("capture", of_capture), ("sink", of_sink))
+        ]
         try:
-            self._create()
-            writer = threading.Thread(target=self._write)
-            killers = [
-                threading.Thread(target=self._kill_all, args=("capture", of_capture)),
-                threading.Thread(target=self._kill_all, args=("sink", of_sink)),
-            ]
-            for thread in (writer, *killers):
+            for thread in (writer, *services):
                 thread.start()
-            for thread in killers:
-                thread.join()
-            self._ending.set()
+            self._wait(lambda: len(self._calm) == len(services), "not all kills came", 60.0 * self.faults)
+            self._quiet.set()
             writer.join()
-            self._converge()
-            self._judge()
+            self._write_last()
+            self._wait(self._has_arrived, "the landing tables did not come to the source's end", _CONVERGES_WITHIN_S)
         except Exception as error:
-            self.outcome.failed = f"capture lab: {type(error).__name__}: {error}"
+            self._trouble.append(f"{type(error).__name__}: {error}")
         finally:
+            self._quiet.set()
             self._ending.set()
-        if self._trouble and not self.outcome.failed:
-            self.outcome.failed = f"capture lab: {self._trouble[0]}"
+            for thread in (writer, *services):
+                thread.join()
+        if not self._trouble:
+            self._guarded("verdict", self._judge)
+        self.outcome.failed = f"capture lab: {self._trouble[0]}" if self._trouble else ""
         self.outcome.faults = self._met
-        self.outcome.seconds = time.monotonic() - begun
+        self.outcome.seconds = self._elapsed()
         return self.outcome
+
+    def _guarded(self, what: str, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except Exception as error:
+            self._trouble.append(f"{what}: {type(error).__name__}: {error}")
 
     def _create(self) -> None:
         for table, shape in TABLES.items():
@@ -236,26 +258,36 @@ class CaptureLab:
             connection.commit()
 
     def _write(self) -> None:
-        try:
-            for transaction in statements(self.seed):
-                if self._ending.is_set():
-                    return
-                self._execute(transaction)
-                time.sleep(0.03)
-        except Exception as error:
-            self._trouble.append(f"the source's writer: {type(error).__name__}: {error}")
+        for transaction in statements(self.seed):
+            if self._quiet.is_set():
+                return
+            self._execute(transaction)
+            time.sleep(0.03)
 
-    def _kill_all(self, service: str, wanted: list[Kill]) -> None:
-        try:
-            for number, kill in enumerate(wanted, 1):
-                if self._trouble:
-                    return
-                self._kill(service, kill)
-                name = kill.step or "any moment"
-                self._met[f"kill {service}", name] += 1
-                self.told(f"capture lab: {service} killed {number} of {len(wanted)}, at {name}")
-        except Exception as error:
-            self._trouble.append(f"{service}: {type(error).__name__}: {error}")
+    def _write_last(self) -> None:
+        for table, shape in TABLES.items():
+            shop = "'s', " if len(shape.key) == 2 else ""
+            self._execute([f"INSERT INTO {table} VALUES ({shop}{_BIG_ID}, 'last', 1)"])
+
+    def _serve(self, service: str, wanted: list[Kill]) -> None:
+        """Kill the service as often as wanted, then let it live until the end."""
+        for number, kill in enumerate(wanted, 1):
+            self._kill(service, kill)
+            name = kill.step or "any moment"
+            self._met[f"kill {service}", name] += 1
+            self.told(f"capture lab, {self._elapsed():.0f} s: {service} killed {number} of {len(wanted)}, at {name}")
+        process, pipe = self._start(service, None)
+        self._calm.add(service)
+        while not self._ending.wait(0.2):
+            if process.exitcode is not None:
+                raise RuntimeError(f"ended: {pipe.recv() if pipe.poll() else process.exitcode}")
+        pipe.send("stop")
+        process.join(30)
+        if process.exitcode is None:
+            process.kill()
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
 
     def _kill(self, service: str, kill: Kill) -> None:
         """Start a child and wait for its death; one that ends otherwise is started again, as its supervisor would."""
@@ -289,34 +321,18 @@ class CaptureLab:
         with connected(self._engine) as connection:
             return not connection.execute(text("SELECT count(*) FROM pg_replication_slots WHERE active")).scalar_one()
 
-    def _converge(self) -> None:
-        """Both services undisturbed, until the landing tables hold the source's last rows."""
-        children = [self._start(service, None) for service in ("capture", "sink")]
-        try:
-            for table, shape in TABLES.items():
-                shop = "'s', " if len(shape.key) == 2 else ""
-                self._execute([f"INSERT INTO {table} VALUES ({shop}{_BIG_ID}, 'last', 1)"])
-            lake = Lake("lake", self.deployment.catalog_properties)
-
-            def arrived() -> bool:
-                for process, pipe in children:
-                    if process.exitcode is not None:
-                        raise RuntimeError(f"a service ended: {pipe.recv() if pipe.poll() else process.exitcode}")
-                return all(self._holds_last(lake, table) for table in TABLES)
-
-            self._wait(arrived, "the landing tables did not come to the source's end", _CONVERGES_WITHIN_S)
-        finally:
-            for process, pipe in children:
-                if process.exitcode is None:
-                    pipe.send("stop")
-                process.join(30)
-                if process.exitcode is None:
-                    process.kill()
-
-    def _holds_last(self, lake: Lake, table: str) -> bool:
-        position = max((p for _, p, _ in product.states(lake, landing_table(table))), default=0)
+    def _has_arrived(self) -> bool:
+        """Whether the landing tables are complete through the source's last rows."""
+        lake = Lake("lake", self.deployment.catalog_properties)
         last = f'"id":{_BIG_ID}'.encode()
-        return any(last in line for line in self._lines(table)[:position])
+        return all(
+            any(last in line for line in self._lines(table)[: self._position(lake, table)][-_LAST_WITHIN:])
+            for table in TABLES
+        )
+
+    @staticmethod
+    def _position(lake: Lake, table: str) -> int:
+        return max((p for _, p, _ in product.states(lake, landing_table(table))), default=0)
 
     def _lines(self, table: str) -> list[bytes]:
         log, position, found = SegmentLog(self.deployment.changelog_dir(table)), 0, list[bytes]()
@@ -327,10 +343,9 @@ class CaptureLab:
             found += batch.lines.split(b"\n")[: batch.end - position]
             position = batch.end
 
-    @staticmethod
-    def _wait(true: Callable[[], bool], what: str, within_s: float) -> None:
+    def _wait(self, true: Callable[[], bool], what: str, within_s: float) -> None:
         give_up = time.monotonic() + within_s
-        while not true():
+        while not true() and not self._trouble:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"{what} within {within_s:.0f} s")
             time.sleep(0.3)
