@@ -185,7 +185,7 @@ class CaptureLab:
         self._calm: set[str] = set()  # Services that are killed no more.
         self._met: Counter[tuple[str, str]] = Counter()
         self._trouble: list[str] = []
-        self.outcome = Outcome(Plan(-1, self.seed, SHAPES[0], ()))
+        self.outcome = Outcome(Plan(-1, self.seed, SHAPES[0], (), ()))
 
     def run(self) -> Outcome:
         """Do all of it."""
@@ -208,6 +208,7 @@ class CaptureLab:
             self._quiet.set()
             writer.join()
             self._write_last()
+            self.told(f"capture lab, {self._elapsed():.0f} s: the source rests")
             self._wait(self._has_arrived, "the landing tables did not come to the source's end", _CONVERGES_WITHIN_S)
         except Exception as error:
             self._trouble.append(f"{type(error).__name__}: {error}")
@@ -216,11 +217,15 @@ class CaptureLab:
             self._ending.set()
             for thread in (writer, *services):
                 thread.join()
+        self.told(f"capture lab, {self._elapsed():.0f} s: the services have ended")
         if not self._trouble:
             self._guarded("verdict", self._judge)
         self.outcome.failed = f"capture lab: {self._trouble[0]}" if self._trouble else ""
         self.outcome.faults = self._met
         self.outcome.seconds = self._elapsed()
+        self.told(
+            f"capture lab, {self._elapsed():.0f} s: judged {self.outcome.records} records, {self.outcome.commits} commits"
+        )
         return self.outcome
 
     def _guarded(self, what: str, act: Callable[..., None], *arguments: Any) -> None:

@@ -60,6 +60,7 @@ class Plan:
     seed: int
     shape: Shape
     rounds: tuple[Round, ...]
+    source: tuple[Event, ...]  # What the source did, in its order.
 
     @property
     def table(self) -> str:
@@ -84,12 +85,14 @@ def plan(seed: int, number: int, faults: int, kinds: Sequence[Kind] = KINDS, *, 
             cut = again[: rng.randint(1, len(again))]
             rounds.append(_round(rng, [Record(line(e)) for e in cut], Fault("duplicate", detail="broken off")))
             injected += 1
+            if injected == faults:
+                break
         fresh = _next_events(rng, source, first=not rounds)
         fault, records = _disturbed(rng, kind, fresh, sent, rewrites=rewrites)
         sent += fresh
         rounds.append(_round(rng, records, fault))
         injected += fault is not None
-    return Plan(number, seed, shape, tuple(rounds))
+    return Plan(number, seed, shape, tuple(rounds), tuple(sent))
 
 
 def _next_events(rng: random.Random, source: Iterator[list[Event]], *, first: bool) -> list[Event]:

@@ -1,0 +1,38 @@
+"""A small run of the lab, the same each time; and the lab fails when the sink's safeguards are off."""
+
+import pytest
+
+from cdc_platform_tests.crashlab.__main__ import main
+
+SERVED = "kill,answer,conflict,zombie,duplicate"  # Kinds that the sink withstands.
+SMALL = ("--seed", "7", "--capture", "0", "--readers", "duckdb", "--plain", "--kinds", SERVED)
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_nothing_is_lost_doubled_or_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--faults", "20"]) == 0
+    assert last_line(capsys) == "faults 20 lost 0 doubled 0 wrong 0"
+
+
+@pytest.mark.parametrize("switch", ["redelivery-filter", "token"])
+def test_without_a_safeguard_the_lab_fails(capsys: pytest.CaptureFixture[str], switch: str) -> None:
+    """On the histories of the run above: a lab that could not fail would prove nothing."""
+    assert main([*SMALL, "--faults", "12", "--without", switch]) == 5
+    words = last_line(capsys).split()
+    assert words[:2] == ["faults", "12"]
+    assert int(words[3]) + int(words[5]) + int(words[7]) > 0
+
+
+def test_one_history_can_be_run_again_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--faults", "15", "--history", "1"]) == 0
+    assert last_line(capsys) == "faults 3 lost 0 doubled 0 wrong 0"
+
+
+@pytest.mark.parametrize("option", ["--kinds", "--readers", "--without"])
+def test_a_word_that_the_lab_does_not_know_is_refused(option: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([option, "meteor"])
+    assert ended.value.code == 2
