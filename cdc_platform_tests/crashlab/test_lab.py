@@ -8,27 +8,30 @@ SERVED = "kill,answer,conflict,zombie,duplicate"  # Kinds that the sink withstan
 SMALL = ("--seed", "7", "--capture", "0", "--readers", "duckdb", "--plain", "--kinds", SERVED)
 
 
-def last_line(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().out.splitlines()[-1]
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    """Exit code, last line, and all that was printed."""
+    code = main([*SMALL, *options])
+    printed = capsys.readouterr().out
+    return code, printed.splitlines()[-1], printed
 
 
 def test_nothing_is_lost_doubled_or_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--faults", "20"]) == 0
-    assert last_line(capsys) == "faults 20 lost 0 doubled 0 wrong 0"
+    code, last, printed = run(capsys, "--faults", "20")
+    assert (code, last) == (0, "faults 20 lost 0 doubled 0 wrong 0"), printed
 
 
 @pytest.mark.parametrize("switch", ["redelivery-filter", "token"])
 def test_without_a_safeguard_the_lab_fails(capsys: pytest.CaptureFixture[str], switch: str) -> None:
     """On the histories of the run above: a lab that could not fail would prove nothing."""
-    assert main([*SMALL, "--faults", "12", "--without", switch]) == 5
-    words = last_line(capsys).split()
-    assert words[:2] == ["faults", "12"]
+    code, last, printed = run(capsys, "--faults", "20", "--without", switch)
+    words = last.split()
+    assert (code, words[:2]) == (5, ["faults", "20"]), printed
     assert int(words[3]) + int(words[5]) + int(words[7]) > 0
 
 
 def test_one_history_can_be_run_again_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--faults", "15", "--history", "1"]) == 0
-    assert last_line(capsys) == "faults 3 lost 0 doubled 0 wrong 0"
+    code, last, printed = run(capsys, "--faults", "15", "--history", "1")
+    assert (code, last) == (0, "faults 3 lost 0 doubled 0 wrong 0"), printed
 
 
 @pytest.mark.parametrize("option", ["--kinds", "--readers", "--without"])

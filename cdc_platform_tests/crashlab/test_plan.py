@@ -69,9 +69,7 @@ def test_a_plan_is_a_function_of_the_seed_and_a_longer_one_begins_alike(
 
 
 @given(seeds, shapes, st.randoms(use_true_random=False))
-def test_reordering_moves_nothing_far_and_nothing_across_a_barrier(
-    seed: int, shape: Shape, rng: random.Random
-) -> None:
+def test_reordering_moves_nothing_far_and_nothing_across_a_barrier(seed: int, shape: Shape, rng: random.Random) -> None:
     events = events_of(seed, shape, 12)
     moved = reordered(rng, events)
     places = {id(e): i for i, e in enumerate(events)}
