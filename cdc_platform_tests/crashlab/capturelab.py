@@ -223,9 +223,8 @@ class CaptureLab:
         self.outcome.failed = f"capture lab: {self._trouble[0]}" if self._trouble else ""
         self.outcome.faults = self._met
         self.outcome.seconds = self._elapsed()
-        self.told(
-            f"capture lab, {self._elapsed():.0f} s: judged {self.outcome.records} records, {self.outcome.commits} commits"
-        )
+        judged = f"{self.outcome.records} records, {self.outcome.commits} commits"
+        self.told(f"capture lab, {self._elapsed():.0f} s: judged {judged}")
         return self.outcome
 
     def _guarded(self, what: str, act: Callable[..., None], *arguments: Any) -> None:

@@ -109,8 +109,9 @@ def _round(rng: random.Random, records: list[Record], fault: Fault | None) -> Ro
     if fault is None or fault.step is None:
         stops = rng.randint(0, 4) if rng.random() < 0.4 else None
         return Round(tuple(records), reads, rng.choice((1, 1, 1, 2, 3)), fault, stops)
-    # Each of the reads that it takes is a window, so that the step is arrived at often enough.
-    streamed = sum(not r.line.startswith((b'{"op":"load_', b'{"op":"r"')) for r in records)
+    # Each read is a window, so that the step is arrived at often enough. What lies before a load is not read at all.
+    load = max((i for i, r in enumerate(records) if r.line.startswith(b'{"op":"load_')), default=-1)
+    streamed = len(records) - 1 - load
     fault = replace(fault, nth=min(fault.nth, max(streamed, 1)))
     if fault.nth > 1:
         return Round(tuple(records), (rng.randint(1, streamed // fault.nth),), 1, fault, None)

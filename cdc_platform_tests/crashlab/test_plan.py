@@ -2,7 +2,7 @@
 
 import json
 import random
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -50,7 +50,7 @@ def key_of(row: Event, shape: Shape) -> str:
 
 def test_a_history_has_all_that_makes_order_hard() -> None:
     events = [e for e in events_of(1, SHAPES[0], 300) if not is_barrier(e)]
-    later = list(zip(events, events[1:], strict=False))
+    later = list(pairwise(events))
     assert any(b["source"]["lsn"] < a["source"]["lsn"] for a, b in later), "transactions interleave in the WAL"
     assert any(b["source"]["lsn"] == a["source"]["lsn"] for a, b in later), "rows share an LSN"
     assert any(e["op"] == "u" and e["before"]["id"] != e["after"]["id"] for e in events), "a key changes"
