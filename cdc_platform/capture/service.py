@@ -6,19 +6,20 @@ Belongs here: the order of start, and asking for a new initial load. Does not: t
 import json
 import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cdc_platform.capture.batch import Router
 from cdc_platform.capture.engine import run_engine
 from cdc_platform.capture.offsets import captured_lsn
+from cdc_platform.capture.schemas import RecordSchema, TableColumns
 from cdc_platform.capture.settings import connector_properties
 from cdc_platform.changelog.cuts import Cuts
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
-from cdc_platform.changelog.segments import SegmentWriter, newest_marker
+from cdc_platform.changelog.segments import SegmentWriter, newest_columns, newest_marker
 from cdc_platform.deployment import Deployment
 from cdc_platform.reporting import Report
+from cdc_platform.source.columns import Catalog, read_catalog
 from cdc_platform.source.doctor import Inspection, drop_slot, ensure_publication, inspect, unpublished
 from cdc_platform.source.postgres import source_engine
 
@@ -46,10 +47,14 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
 
     folders = {table: deployment.changelog_dir(table) for table in tables}
     writers = {table: SegmentWriter(folder) for table, folder in folders.items()}
+
+    def look_up(table: str) -> Catalog:
+        return read_catalog(engine, tables[table].source_schema, tables[table].source_table)
+
     # What happened to a table while it was not published is in no log: a load that begins and does not end says so.
     for table in unpublished(engine, name, tables):
-        columns = [asdict(c) for c in found.columns[table]]
-        writers[table].append_marker(marker(LOAD_BEGIN, time.time_ns() // 1_000_000, columns=columns))
+        columns = TableColumns.of_catalog(look_up(table))
+        writers[table].append_marker(marker(LOAD_BEGIN, time.time_ns() // 1_000_000, **columns.facts()))
         writers[table].sync()
     ensure_publication(engine, name, tables)
     offsets = deployment.offsets_file(source)
@@ -59,7 +64,8 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
     router = Router(
         prefix=name,
         tables=tables,
-        columns=found.columns,
+        look_up=look_up,
+        known={t: TableColumns.of_marker(m) for t, f in folders.items() if (m := newest_columns(f)) is not None},
         writers=writers,
         unloaded={table for table, folder in folders.items() if newest_marker(folder) != LOAD_END},
         request_load=lambda collections: _request_load(signals, collections),
@@ -67,14 +73,14 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
     )
     reported_at = 0.0
 
-    def handle(records: Iterable[tuple[str, str | None]]) -> None:
+    def handle(records: Sequence[tuple[str, str | None]], schema_of: Callable[[int], RecordSchema]) -> None:
         nonlocal reported_at
-        router.write(records)
+        router.write(records, schema_of)
         if time.monotonic() - reported_at >= _REPORT_EVERY_S:
             if not reported_at:
                 report.ready()
             reported_at = time.monotonic()
-            report.progress(events=router.events, log_end={t: w.end for t, w in writers.items()})
+            report.progress(records=dict(router.records), log_end={t: w.end for t, w in writers.items()})
 
     try:
         run_engine(

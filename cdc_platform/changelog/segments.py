@@ -1,7 +1,7 @@
 """The embedded change log: a folder of segment files for each table.
 
 Belongs here: appending durably, reading, and what a kill leaves behind. Does not: what a line says, but for
-the two load markers, which begin a segment so that the newest one is found without reading the log.
+the markers, which begin a segment so that the newest one is found without reading the log.
 Layout: `<first offset, 20 digits>.jsonl`; a segment holds whole lines and the next is named after where it ends.
 Rules: a record is acknowledged to Debezium only after `sync`; so a torn line at the end was never acknowledged
 and is cut off when the writer opens, and Debezium delivers it again. A reader stops at the last newline.
@@ -13,9 +13,10 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch
+from cdc_platform import faults
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, Batch, is_marker
 from cdc_platform.errors import ConfigError, InvariantError
 
 _SEGMENT_BYTES_MAX = 128 << 20
@@ -43,18 +44,27 @@ def _count_lines(segment: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_COUNT_BLOCK_BYTES), b""))
 
 
-def _markers(folder: Path) -> Iterator[tuple[int, str]]:
-    """Offset and kind of each load marker, newest first. A marker always begins a segment: one line of each is read."""
+def _markers(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Offset and record of each marker, newest first. A marker always begins a segment: one line of each is read."""
     for segment in reversed(_segments(folder)):
         with segment.open("rb") as file:
             line = file.readline()
-        if line.startswith(b'{"op":"load_') and line.endswith(b"\n"):
-            yield _first_offset(segment), str(json.loads(line)["op"])
+        if is_marker(line) and line.endswith(b"\n"):
+            yield _first_offset(segment), json.loads(line)
+
+
+def _load_markers(folder: Path) -> Iterator[tuple[int, str]]:
+    return ((offset, str(found["op"])) for offset, found in _markers(folder) if found["op"] != SCHEMA)
 
 
 def newest_marker(folder: Path) -> str | None:
     """The newest load marker in the log: LOAD_END says that the table's load is whole, None that none ever began."""
-    return next((kind for _, kind in _markers(folder)), None)
+    return next((kind for _, kind in _load_markers(folder)), None)
+
+
+def newest_columns(folder: Path) -> dict[str, Any] | None:
+    """The newest marker that says which columns the records have; None when there is none."""
+    return next((found for _, found in _markers(folder) if "columns" in found), None)
 
 
 class SegmentWriter:
@@ -108,6 +118,7 @@ class SegmentWriter:
     def sync(self) -> None:
         """Return when everything appended would survive a power cut."""
         self._file.flush()
+        faults.reach("segment written")
         os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
@@ -168,13 +179,24 @@ class SegmentLog:
     def newest_load(self) -> int:
         """Offset of the newest whole load's beginning; of the newest begun one, else 0."""
         begun, ended = 0, False
-        for offset, kind in _markers(self._folder):
+        for offset, kind in _load_markers(self._folder):
             if kind == LOAD_BEGIN:
                 if ended:
                     return offset
                 begun = begun or offset
             ended = kind == LOAD_END
         return begun
+
+    def columns_at(self, position: int) -> list[dict[str, Any]]:
+        """The columns of the newest marker before `position` that has some."""
+        for offset, record in _markers(self._folder):
+            if offset < position and "columns" in record:
+                return record["columns"]
+        return []
+
+    def another(self) -> "SegmentLog":
+        """Another reader of the same folder."""
+        return SegmentLog(self._folder)
 
     def read(self, start: int, *, bytes_max: int) -> Batch:
         """Return records from `start` within one segment."""

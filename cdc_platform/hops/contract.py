@@ -95,11 +95,18 @@ def difference_sql(contract: Contract, *, source: str, target: str) -> str:
     )
 
 
+def _spark_type(iceberg: str) -> str | None:
+    if iceberg.startswith("list<"):
+        element = _spark_type(iceberg[5:-1])
+        return None if element is None else f"ARRAY<{element}>"
+    return _SPARK_TYPES.get(iceberg, iceberg.upper() if iceberg.startswith("decimal") else None)
+
+
 def create_sql(target: str, columns: Sequence[Column], *, key: Sequence[str]) -> str:
     """DDL of a curated table: v3 for row lineage, copy-on-write so that a reader opens data files only."""
     fields: list[str] = []
     for c in columns:
-        spark = _SPARK_TYPES.get(c.type, c.type.upper() if c.type.startswith("decimal") else None)
+        spark = _spark_type(c.type)
         if spark is None:
             raise ConfigError(
                 f"column `{c.name}` has type {c.type}, which a curated table does not hold",

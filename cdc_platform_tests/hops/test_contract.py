@@ -52,9 +52,16 @@ def test_ddl_keeps_types_required_keys_and_comments() -> None:
         Column("id", "long", True),
         Column("at", "timestamptz", True, "It's when"),
         Column("n", "decimal(5, 2)", False),
+        Column("tags", "list<string>", False),
+        Column("sums", "list<decimal(5, 2)>", False),
     ]
     sql = create_sql("c", columns, key=["id"])
-    assert "(`id` BIGINT NOT NULL, `at` TIMESTAMP COMMENT 'It\\'s when', `n` DECIMAL(5, 2))" in sql
+    assert (
+        "(`id` BIGINT NOT NULL, `at` TIMESTAMP COMMENT 'It\\'s when', `n` DECIMAL(5, 2), "
+        "`tags` ARRAY<STRING>, `sums` ARRAY<DECIMAL(5, 2)>)"
+    ) in sql
     assert "'format-version'='3'" in sql
     with pytest.raises(ConfigError, match="column `x` has type uuid"):
         create_sql("c", [Column("x", "uuid", False)], key=["id"])
+    with pytest.raises(ConfigError, match="column `x` has type list<uuid>"):
+        create_sql("c", [Column("x", "list<uuid>", False)], key=["id"])
