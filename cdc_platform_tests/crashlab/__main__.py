@@ -41,7 +41,6 @@ class Totals:
     doubled: int = 0
     wrong: int = 0
     failed: list[str] = field(default_factory=list)
-    dead_letters_compared: bool = True
 
     def add(self, name: str, outcome: Outcome) -> None:
         """Take in one history."""
@@ -51,7 +50,6 @@ class Totals:
         self.lost += len(outcome.verdict.lost)
         self.doubled += len(outcome.verdict.doubled)
         self.wrong += len(outcome.verdict.wrong)
-        self.dead_letters_compared &= outcome.dead_letters_compared
         if outcome.failed:
             self.failed.append(outcome.failed)
 
@@ -174,8 +172,6 @@ def _print(totals: Totals, options: argparse.Namespace, console: Console) -> Non
     console.print(table)
     if options.without:
         console.print(f"Switched off in the children: {', '.join(options.without)}.")
-    if not totals.dead_letters_compared:
-        console.print("Dead letters were NOT compared: the product has no table of them yet.")
     if totals.missed:
         console.print(f"{totals.missed} faults are not counted: their child ended before their step came.")
     for failure in totals.failed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from cdc_platform.errors import CdcError
 from cdc_platform.faults import Step, arm
 from cdc_platform.lake.catalog import Lake
+from cdc_platform.landing.commit import Owner
 from cdc_platform_tests.crashlab.history import Shape
 from cdc_platform_tests.crashlab.plan import Fault
 from cdc_platform_tests.crashlab.product import SlicedLog, Switch, open_sink, switch_off
@@ -67,10 +68,10 @@ def serve(order: Order, pipe: Connection) -> None:
 
     errors: list[str] = []
     log = SlicedLog(order.log, sizes(), on_read)
-    lake = Lake("lake", order.catalog)
+    lake, owner = Lake("lake", order.catalog), Owner()
     for _ in range(_OPENED_MAX):
         try:
-            open_sink(lake, order.table, order.shape, log, lambda: now).catch_up()
+            open_sink(lake, order.table, order.shape, log, owner, lambda: now).catch_up()
             break
         except CdcError as error:
             errors.append(f"{type(error).__name__}: {error}")

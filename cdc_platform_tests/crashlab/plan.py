@@ -212,11 +212,12 @@ def poison(rng: random.Random, reason: str, neighbour: Event) -> Record:
     match reason:
         case "unreadable":
             whole = line(event)
-            return Record(rng.choice((whole[: len(whole) // 2], b"not json", b"[1, 2]", b"")), reason)
+            no_number = line({**event, "after": row | {"total": rng.choice(("Infinity", "123456789012345.00", "one"))}})
+            return Record(rng.choice((whole[: len(whole) // 2], b"not json", b"[1, 2]", b"", no_number)), reason)
         case "unknown_kind":
             event["op"] = rng.choice(("x", "", "upsert"))
         case "no_key":
             event["after"] = {**row, "id": None}
         case _:
-            event["after"] = {**row, "total": rng.choice(("NaN", "Infinity", "123456789012345.00"))}
+            event["after"] = {**row, "total": "NaN"}  # PostgreSQL's numeric(12,2) may hold it, Iceberg's decimal not.
     return Record(line(event), reason)

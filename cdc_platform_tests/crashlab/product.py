@@ -5,26 +5,28 @@ The switches replace parts of the product in a child process: with them the lab 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch, marker
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch, ChangeLog, marker
 from cdc_platform.changelog.segments import SegmentLog, SegmentWriter
 from cdc_platform.lake.catalog import Lake
-from cdc_platform.lake.snapshot import Column
+from cdc_platform.landing.commit import Owner
+from cdc_platform.landing.dead_letters import DeadLetters
 from cdc_platform.landing.position import LandingPosition, landed, landing_position
 from cdc_platform.landing.sink import TableSink
-from cdc_platform.source.types import iceberg_type
+from cdc_platform.registry.model import Landing
+from cdc_platform.source.types import SourceColumn
 from cdc_platform_tests.crashlab.history import Shape
 
 Switch = Literal["redelivery-filter", "token"]
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
-DEAD_LETTERS = "dead_letters."
 
 
 class SlicedLog:
-    """A change log that hands out at most so many records at a read. `read` tells of each read that brought some."""
+    """A change log that hands out at most so many records at a read; `on_read` hears through where each read came."""
 
     def __init__(self, folder: Path, sizes: Iterator[int], on_read: Callable[[int], None]) -> None:
         self._log = SegmentLog(folder)
@@ -40,6 +42,12 @@ class SlicedLog:
     def newest_load(self) -> int:
         return self._log.newest_load()
 
+    def columns_at(self, position: int) -> list[dict[str, Any]]:
+        return self._log.columns_at(position)
+
+    def another(self) -> ChangeLog:
+        return self._log.another()  # Looking back is no reading: it takes what it needs.
+
     def make_durable(self) -> None:
         self._log.make_durable()
 
@@ -53,29 +61,26 @@ class SlicedLog:
         return Batch(start, start + size, lines)
 
 
-def open_sink(lake: Lake, table: str, shape: Shape, log: SlicedLog, clock: Callable[[], float]) -> TableSink:
-    """A sink with windows of one tick of the clock."""
-    return TableSink(lake, table, key=shape.key, log=log, window_s=1.0, clock=clock)
+def open_sink(
+    lake: Lake, table: str, shape: Shape, log: SlicedLog, owner: Owner, clock: Callable[[], float]
+) -> TableSink:
+    """A sink with windows of one tick of the clock, and no limit to dead letters."""
+    policy = Landing(dead_letters_max_share=1.0)
+    return TableSink(lake, table, key=shape.key, log=log, policy=policy, window_s=1.0, owner=owner, clock=clock)
 
 
 def append(writer: SegmentWriter, shape: Shape, records: list[bytes]) -> None:
     """Write records to the log; a load's markers as capture writes them."""
     for record in records:
+        now_ms = time.time_ns() // 1_000_000
         if record == b'{"op":"load_begin"}':
-            columns = [
-                vars_of(Column(name, iceberg_type(kind) or "string", name in shape.key))
-                for name, kind in shape.columns.items()
-            ]
-            writer.append_marker(marker(LOAD_BEGIN, time.time_ns() // 1_000_000, columns=columns))
+            columns = [asdict(SourceColumn(n, kind, n in shape.key)) for n, kind in shape.columns.items()]
+            writer.append_marker(marker(LOAD_BEGIN, now_ms, columns=columns))
         elif record == b'{"op":"load_end"}':
-            writer.append_marker(marker(LOAD_END, time.time_ns() // 1_000_000))
+            writer.append_marker(marker(LOAD_END, now_ms))
         else:
             writer.append([record])
     writer.sync()
-
-
-def vars_of(column: Column) -> Mapping[str, object]:
-    return {"name": column.name, "type": column.type, "required": column.required, "doc": column.doc}
 
 
 def states(lake: Lake, table: str) -> list[tuple[int, int, bool]]:
@@ -90,14 +95,10 @@ def states(lake: Lake, table: str) -> list[tuple[int, int, bool]]:
     return found
 
 
-def dead_letters(lake: Lake, table: str) -> list[tuple[int, str]] | None:
-    """Offset and reason of each dead letter of the table; None while the product has no such table."""
-    name = DEAD_LETTERS + table.split(".")[1]
-    loaded = lake.load(name)
-    if loaded is None:
-        return None
-    rows = loaded.scan(selected_fields=("log_offset", "reason")).to_arrow().to_pylist()
-    return [(int(r["log_offset"]), str(r["reason"])) for r in rows]
+def dead_letters(lake: Lake, table: str) -> list[tuple[int, str]]:
+    """Offset and reason of each dead letter of the table."""
+    rows = DeadLetters(lake, table).read(closed=True)
+    return [(int(offset), str(reason)) for offset, reason in zip(rows["log_offset"], rows["reason"], strict=True)]
 
 
 def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
@@ -106,32 +107,26 @@ def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
     `token`: the sink goes on from where its predecessor had read to, as a consumer does that commits its offsets by
     itself, and fences nobody.
     """
+    from cdc_platform.landing import commit, late, sink
+
     if switch == "redelivery-filter":
-        from cdc_platform.landing import window
 
-        window.drop_redelivered = lambda changes, newest: (changes, newest)  # type: ignore[assignment]
+        def all_of_it(decoded: Any, _lines: bytes, newest: Any, **_: Any) -> late.Sifted:
+            _, high = late.late_rows(decoded.changes, newest)
+            return late.Sifted(decoded.changes, decoded.rejected, 0, {}, high, disordered=False)
+
+        sink.sift = all_of_it
         return lambda _: None
-    from cdc_platform.landing import commit
 
-    def from_memory(self: Any) -> Any:
+    def from_memory(self: Any) -> LandingPosition:
         history = self.history
         found = landing_position(history) if history else LandingPosition()
-        if read_to.exists():
-            from dataclasses import replace
-
-            return replace(found, log=max(found.log, int(read_to.read_text())))
-        return found
-
-    class Anywhere:
-        window = 0
-
-        def __ne__(self, other: object) -> bool:
-            return False
-
-    commit.LandingTable.position = from_memory  # type: ignore[method-assign]
-    commit.landing_position = lambda _: Anywhere()  # type: ignore[assignment, return-value]
+        return replace(found, log=max(found.log, int(read_to.read_text()))) if read_to.exists() else found
 
     def remember(end: int) -> None:
         read_to.write_text(str(end))
 
+    commit.LandingTable.position = from_memory  # type: ignore[method-assign]
+    commit.LandingTable._claim = lambda _self: None  # type: ignore[method-assign]
+    commit.LandingTable._require_place = lambda _self, _before: None  # type: ignore[method-assign]
     return remember

@@ -6,20 +6,19 @@ import pytest
 
 from cdc_platform_tests.conftest import RunningStack
 from cdc_platform_tests.crashlab.capturelab import CaptureLab
-from cdc_platform_tests.crashlab.plan import Kind, plan
+from cdc_platform_tests.crashlab.plan import plan
 from cdc_platform_tests.crashlab.readers import SparkReader, duckdb
 from cdc_platform_tests.crashlab.services import deployment, services
 from cdc_platform_tests.crashlab.sinklab import SinkLab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("by_hand")]
-SERVED: tuple[Kind, ...] = ("kill", "answer", "conflict", "zombie", "duplicate")
 
 
 def test_spark_and_duckdb_read_what_the_fold_holds_after_kills_and_rewrites(
     running_stack: RunningStack, tmp_path: Path
 ) -> None:
     operations = running_stack.operations
-    made = plan(3, 9_001, 10, SERVED, rewrites=True)
+    made = plan(3, 9_001, 10, rewrites=True)
     with duckdb() as second, operations.spark() as session:
         spark = SparkReader(session)
         lab = SinkLab(
