@@ -6,6 +6,7 @@
     ├── ConflictError       another writer's commit won; read again, plan again, up to a limit
     ├── CommitUnknownError  the commit may have landed; read the table first, never retry blind
     ├── InvariantError      state breaks a rule we rely on; stop writing, call a person
+    │   └── FencedError     a newer writer owns what we write; stop for good, a person decides who goes on
     └── LimitError          a bound that we set was reached; the action names the setting
 
 Belongs here: the tree and the exit code of each branch. Does not: Dagster's view of it
@@ -61,6 +62,10 @@ class InvariantError(CdcError):
     """Stored state breaks a rule that the platform relies on."""
 
     exit_code = 5
+
+
+class FencedError(InvariantError):
+    """A newer owner has taken over what we write."""
 
 
 class LimitError(CdcError):

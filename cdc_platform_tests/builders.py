@@ -4,8 +4,15 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cdc_platform.changelog.log import MARKERS, Batch
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
+from cdc_platform.source.types import SourceColumn
 
+SOURCE_COLUMNS = (
+    SourceColumn("id", "bigint", True),
+    SourceColumn("status", "text", False),
+    SourceColumn("total", "numeric(12,2)", False),
+)
 ORDER_COLUMNS = (
     Column("id", "long", True),
     Column("status", "string", False),
@@ -43,6 +50,48 @@ def event(
         "transaction": {"id": f"{tx}:{lsn}", "total_order": order} if order else None,
         "op": op,
     }
+
+
+class MemoryLog:
+    """A change log in memory: `changelog.log.ChangeLog` without files. A marker begins a segment, as it does there."""
+
+    def __init__(self, *segments: bytes, log_id: str = "log") -> None:
+        self.records: list[bytes] = [line for s in segments for line in s.splitlines(keepends=True)]
+        self._log_id = log_id
+
+    def append(self, text: bytes) -> Batch:
+        """Add records and return them as they will be read."""
+        start = len(self.records)
+        self.records += text.splitlines(keepends=True)
+        return Batch(start, len(self.records), text)
+
+    def identity(self) -> str:
+        return self._log_id
+
+    def end(self) -> int:
+        return len(self.records)
+
+    def newest_load(self) -> int:
+        return max((n for n, r in enumerate(self.records) if r.startswith(b'{"op":"load_begin"')), default=0)
+
+    def columns_at(self, position: int) -> list[dict[str, Any]]:
+        markers = [json.loads(r) for r in self.records[:position] if r.startswith(MARKERS)]
+        return next((m["columns"] for m in reversed(markers) if "columns" in m), [])
+
+    def another(self) -> "MemoryLog":
+        return self
+
+    def read(self, start: int, *, bytes_max: int) -> Batch:
+        end, size = start, 0
+        while (
+            end < len(self.records) and size < bytes_max and (end == start or not self.records[end].startswith(MARKERS))
+        ):
+            size += len(self.records[end])
+            end += 1
+        return Batch(start, end, b"".join(self.records[start:end]))
+
+    def make_durable(self) -> None:
+        """Memory is as durable as the test."""
 
 
 def lines(events: Iterable[dict[str, Any]]) -> bytes:

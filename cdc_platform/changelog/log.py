@@ -13,11 +13,12 @@ Belongs here: the protocol, `Batch`, the markers. Does not: files (`changelog/se
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 LOAD_BEGIN = "load_begin"
 LOAD_END = "load_end"
 SCHEMA = "schema"
+MARKERS = (b'{"op":"load_', b'{"op":"schema"')  # How a marker's line begins; no event's does.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,14 @@ class ChangeLog(Protocol):
         """Offset of the marker that begins the newest whole initial load; of the newest begun one when none is
         whole; 0 when the log has none. A table that starts from there needs nothing earlier.
         """
+        ...
+
+    def columns_at(self, position: int) -> list[dict[str, Any]]:
+        """The columns of the newest marker before `position`, with fields as `source.types.SourceColumn`; else none."""
+        ...
+
+    def another(self) -> "ChangeLog":
+        """Another reader of the same log, which stands elsewhere."""
         ...
 
     def read(self, start: int, *, bytes_max: int) -> Batch:

@@ -13,9 +13,9 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, MARKERS, Batch
 from cdc_platform.errors import ConfigError, InvariantError
 
 _SEGMENT_BYTES_MAX = 128 << 20
@@ -43,18 +43,25 @@ def _count_lines(segment: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_COUNT_BLOCK_BYTES), b""))
 
 
-def _markers(folder: Path) -> Iterator[tuple[int, str]]:
-    """Offset and kind of each load marker, newest first. A marker always begins a segment: one line of each is read."""
+def _markers(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Offset and record of each marker, newest first. A marker always begins a segment: one line of each is read."""
     for segment in reversed(_segments(folder)):
         with segment.open("rb") as file:
             line = file.readline()
-        if line.startswith(b'{"op":"load_') and line.endswith(b"\n"):
-            yield _first_offset(segment), str(json.loads(line)["op"])
+        if line.startswith(MARKERS) and line.endswith(b"\n"):
+            yield _first_offset(segment), json.loads(line)
+
+
+def _load_markers(folder: Path) -> Iterator[tuple[int, str]]:
+    """Offset and kind of each load marker, newest first."""
+    for offset, record in _markers(folder):
+        if record["op"] in {LOAD_BEGIN, LOAD_END}:
+            yield offset, str(record["op"])
 
 
 def newest_marker(folder: Path) -> str | None:
     """The newest load marker in the log: LOAD_END says that the table's load is whole, None that none ever began."""
-    return next((kind for _, kind in _markers(folder)), None)
+    return next((kind for _, kind in _load_markers(folder)), None)
 
 
 class SegmentWriter:
@@ -168,13 +175,24 @@ class SegmentLog:
     def newest_load(self) -> int:
         """Offset of the newest whole load's beginning; of the newest begun one, else 0."""
         begun, ended = 0, False
-        for offset, kind in _markers(self._folder):
+        for offset, kind in _load_markers(self._folder):
             if kind == LOAD_BEGIN:
                 if ended:
                     return offset
                 begun = begun or offset
             ended = kind == LOAD_END
         return begun
+
+    def columns_at(self, position: int) -> list[dict[str, Any]]:
+        """The columns of the newest marker before `position` that has some."""
+        for offset, record in _markers(self._folder):
+            if offset < position and "columns" in record:
+                return record["columns"]
+        return []
+
+    def another(self) -> "SegmentLog":
+        """Another reader of the same folder."""
+        return SegmentLog(self._folder)
 
     def read(self, start: int, *, bytes_max: int) -> Batch:
         """Return records from `start` within one segment."""

@@ -17,7 +17,7 @@ from cdc_platform.hops.contract import Contract, create_sql, difference_sql, mer
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark, columns_sql, quoted, text
-from cdc_platform.landing.position import LOAD_POSITION, landed, landing_table
+from cdc_platform.landing.position import LOAD_POSITION, advanced, landing_table
 from cdc_platform.registry.model import Table
 
 UPSTREAM_SNAPSHOT = "cdc.upstream-snapshot"
@@ -65,7 +65,7 @@ def merged_through(landing: TableHistory, curated: TableHistory | None) -> Snaps
 
 def merge_decision(landing: TableHistory | None, curated: TableHistory | None) -> MergeDecision:
     """Return whether a merge is due, from metadata alone."""
-    upstream = landing.newest(landed) if landing else None
+    upstream = landing.newest(advanced) if landing else None
     if landing is None or upstream is None:
         return MergeDecision(False, None, "landing has no snapshot yet; the first comes with the initial load")
     if LOAD_POSITION not in upstream.summary:
@@ -77,7 +77,7 @@ def merge_decision(landing: TableHistory | None, curated: TableHistory | None) -
     for snapshot in landing.ancestry():
         if merged is not None and snapshot.snapshot_id == merged.snapshot_id:
             break
-        pending += landed(snapshot)
+        pending += advanced(snapshot)
     since = "the beginning" if merged is None else f"landing snapshot {merged.snapshot_id}"
     return MergeDecision(True, upstream, f"{pending} landing commits since {since}")
 

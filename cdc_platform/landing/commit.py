@@ -1,9 +1,12 @@
-"""One commit window as one Iceberg snapshot: data files, equality-delete files, and the position, atomically.
+"""One commit window as one Iceberg snapshot: files, position, schema and owner, atomically.
 
-Belongs here: creating the landing table, writing its Parquet files, committing them on PyIceberg 0.12.
-Does not: which rows and deletes (`landing/window.py`), or when (`landing/sink.py`).
-Rules (Iceberg spec): an equality delete applies to data files of a lower sequence number, so the rows of its own
-commit live; `equality_ids` is a list of int. The table is unpartitioned.
+Belongs here: creating the landing table, who may write it, committing. Does not: writing files (`landing/files.py`),
+which rows and deletes (`landing/window.py`), when (`landing/sink.py`), PyIceberg's private parts
+(`landing/transaction.py`).
+Rules: the position and the owner are compared with those of the metadata which a commit is based on, at each attempt.
+An owner is a number and a word that no other has: a sink takes the next number before its first commit, and who finds
+a number that is not its own stops for good. A schema change is committed together with the first window that needs
+it: its files are written for the field ids that it will give, and the commit is refused if it gives others.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -14,46 +17,87 @@ commit live; `equality_ids` is a list of int. The table is unpartitioned.
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, UnavailableError
+from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, FencedError, UnavailableError
+from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
-from cdc_platform.landing.position import EVENTS, PROPERTY, LandingPosition, landing_position, sink_id
+from cdc_platform.landing.files import (
+    PartitionField,
+    deletes_follow_partitions,
+    spec_fields,
+    write_deletes,
+    write_rows,
+)
+from cdc_platform.landing.position import EVENTS, POSITION_TAG, PROPERTY, LandingPosition, landing_position, sink_id
 from cdc_platform.landing.transaction import cached_transaction, row_delta
+from cdc_platform.source.types import SourceColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.update.schema import UpdateSchema
 
+OWNER = "cdc.owner."  # Property, followed by the sink's id: <epoch>:<word>.
+SOURCE_COLUMNS = "cdc.source-columns"  # Property: the columns as the source has them, JSON.
 _CLOCK_BACK_MS_MAX = 30_000  # Java's TableMetadata allows one minute.
 _PROPERTIES = {
     "format-version": "2",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+SchemaStep = Callable[["UpdateSchema"], None]
+
+
+@dataclass
+class Owner:
+    """Who writes a table: made once for a process and a table, kept over every error."""
+
+    word: str = field(default_factory=lambda: uuid.uuid4().hex)
+    epoch: int = 0  # 0 until it has taken the table over.
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.word}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A schema that the next commit brings."""
+
+    steps: tuple[SchemaStep, ...]
+    columns: tuple[SourceColumn, ...]
+    schema: "Schema"
 
 
 class LandingTable:
     """A landing table as its sink sees it. Not shared between threads."""
 
-    def __init__(self, lake: Lake, name: str, key: Sequence[str]) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        name: str,
+        key: Sequence[str],
+        *,
+        owner: Owner | None = None,
+        partition_by: Sequence[PartitionField] = (),
+    ) -> None:
         self.name = name
         self._lake = lake
         self._key = tuple(key)
+        self._owner = owner or Owner()
+        self._partition_by = tuple(partition_by)
+        self._staged: _Staged | None = None
+        self._deletes_by_key = True
         self._table: Table | None = lake.load(name)
         if self._table is not None:
-            schema = self._table.schema()
-            found = {schema.find_field(i).name for i in schema.identifier_field_ids}
-            if found != set(key):
-                raise ConfigError(
-                    f"its key is ({', '.join(sorted(found))}), tables.yaml says ({', '.join(key)})",
-                    where=name,
-                    action=f"Put the old key back, or drop {name} and its curated table; a load is in the change log",
-                )
+            self._require_key()
+            self._look_at_partitions()
 
     @property
     def history(self) -> TableHistory | None:
@@ -61,58 +105,121 @@ class LandingTable:
         return None if self._table is None else history_of(self.name, self._table)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """The table's columns, none before it exists."""
-        history = self.history
-        return history.columns if history else ()
+    def columns(self) -> tuple[SourceColumn, ...]:
+        """The columns as the source had them when the table took them; none before it exists."""
+        if self._staged is not None:
+            return self._staged.columns
+        if self._table is None:
+            return ()
+        stored = self._table.properties.get(SOURCE_COLUMNS)
+        if stored is not None:
+            return tuple(SourceColumn(**c) for c in json.loads(stored))
+        history = history_of(self.name, self._table)
+        return tuple(map(SourceColumn.of_landing, history.columns))
+
+    @property
+    def landing_columns(self) -> tuple[Column, ...]:
+        """The table's own columns as the next window will find them."""
+        fields = self._schema.fields if self._table is not None else ()
+        return tuple(Column(f.name, str(f.field_type), f.required, f.doc or "") for f in fields)
+
+    @property
+    def routed_by(self) -> tuple[str, ...]:
+        """Columns whose value in the row before tells the partition that a delete belongs to; none when the key does."""
+        if self._table is None or self._deletes_by_key:
+            return ()
+        return tuple(f.column for f in spec_fields(self._table))
 
     def position(self) -> LandingPosition:
         """How far the table has come; the beginning before it exists."""
         history = self.history
         return landing_position(history) if history else LandingPosition()
 
-    def require(self, columns: Sequence[Column]) -> None:
-        """Create the table with these columns, or make sure that it has just them."""
-        if self._table is None:
-            self._create(columns)
-            return
-        found = [(c.name, c.type) for c in self.columns]
-        if found != [(c.name, c.type) for c in columns]:
-            raise ConfigError(
-                f"the initial load brings columns ({', '.join(f'{c.name} {c.type}' for c in columns)}), the table "
-                f"has ({', '.join(f'{name} {kind}' for name, kind in found)})",
-                where=self.name,
-                action=f"Drop {self.name} and its curated table; the load goes on from the change log",
-            )
-
-    def _create(self, columns: Sequence[Column]) -> None:
+    def create(self, columns: Sequence[Column], source: Sequence[SourceColumn]) -> bool:
+        """Create the table with these columns; return False when there is one already."""
         from pyiceberg.schema import Schema
         from pyiceberg.types import NestedField
 
+        if self._table is not None:
+            return False
         fields = [
             NestedField(i, c.name, _iceberg_type(c.type), required=c.name in self._key, doc=c.doc or None)
             for i, c in enumerate(columns, 1)
         ]
         key_ids = [f.field_id for f in fields if f.name in self._key]
+        self._require_partition_columns(columns)
         self._lake.catalog.create_namespace_if_not_exists(self.name.split(".")[0])
         self._table = self._lake.catalog.create_table_if_not_exists(
-            self.name, Schema(*fields, identifier_field_ids=key_ids), properties=_PROPERTIES
+            self.name,
+            Schema(*fields, identifier_field_ids=key_ids),
+            properties=_PROPERTIES | {SOURCE_COLUMNS: _stored(source)},
         )
+        if self._partition_by and self._table.spec().is_unpartitioned():
+            with self._table.update_spec() as update:
+                for one in self._partition_by:
+                    update.add_field(one.column, _transform(one.transform), one.name)
+            self._table = self._lake.catalog.load_table(self.name)
+        self._look_at_partitions()
+        return True
 
-    def write_rows(self, rows: "pa.Table") -> "DataFile":
-        """Write one data file; it belongs to the table only once committed."""
-        from pyiceberg.manifest import DataFileContent
+    def stage(self, steps: Sequence[SchemaStep], columns: Sequence[SourceColumn]) -> None:
+        """Have the next commit change the schema by `steps`, each an update of its own; files are written for it now."""
+        from pyiceberg.table import Transaction
 
-        return self._write(rows, self._loaded.schema(), DataFileContent.DATA)
+        transaction = Transaction(self._loaded)
+        for step in steps:
+            _update_schema(transaction, step)
+        self._staged = _Staged(tuple(steps), tuple(columns), transaction.table_metadata.schema())
 
-    def write_deletes(self, keys: "pa.Table") -> "DataFile":
-        """Write one equality-delete file for `keys`' key columns."""
-        from pyiceberg.manifest import DataFileContent
-        from pyiceberg.schema import Schema
+    def replace_columns(self, columns: Sequence[Column], source: Sequence[SourceColumn]) -> None:
+        """Have the next commit, which replaces all rows, bring just these columns.
 
-        schema = self._loaded.schema()
-        by_key = Schema(*[schema.find_field(i) for i in sorted(schema.identifier_field_ids)])
-        return self._write(keys, by_key, DataFileContent.EQUALITY_DELETES)
+        A column whose type can't be promoted is another one of the same name. Raises ConfigError for a key column.
+        """
+        found = {c.name: c.type for c in self.landing_columns}
+        wanted = {c.name: c.type for c in columns}
+        retyped = {n for n, kind in wanted.items() if n in found and found[n] != kind}
+        promoted = {n for n in retyped if _promotes(found[n], wanted[n])}
+        anew = retyped - promoted
+        if touched := sorted(set(self._key) & (anew | (found.keys() - wanted.keys()))):
+            raise ConfigError(
+                f"key column `{touched[0]}` became {wanted.get(touched[0], 'none')}, it was {found[touched[0]]}",
+                where=self.name,
+                action=f"Drop {self.name} and its curated table; the load goes on from the change log",
+            )
+        if found == wanted and self.columns == tuple(source):
+            return
+
+        def away(update: "UpdateSchema") -> None:
+            for name in sorted(anew | (found.keys() - wanted.keys())):
+                update.delete_column(name)
+
+        def in_place(update: "UpdateSchema") -> None:
+            for column in columns:
+                if column.name in anew or column.name not in found:
+                    update.add_column(column.name, _iceberg_type(column.type), doc=column.doc or None)
+                elif column.name in promoted:
+                    update.update_column(column.name, _iceberg_type(column.type))
+
+        self.stage([away, in_place], source)
+
+    def unstage(self) -> None:
+        """Forget the schema change that the next commit would have brought."""
+        self._staged = None
+
+    def write_rows(self, rows: "pa.Table") -> "list[DataFile]":
+        """Write data files; they belong to the table only once committed."""
+        return write_rows(self._loaded, self._schema, rows)
+
+    def write_deletes(self, keys: "pa.Table", *, partition_prefix: str | None = None) -> "list[DataFile]":
+        """Write equality-delete files for `keys`' key columns.
+
+        They apply to every partition unless the key tells which, or `partition_prefix` names the columns that do.
+        """
+        by_partition = self._deletes_by_key or partition_prefix is not None
+        return write_deletes(
+            self._loaded, self._schema, keys, by_partition=by_partition, partition_prefix=partition_prefix or ""
+        )
 
     def discard(self, files: "Sequence[DataFile]") -> None:
         """Delete files that were written and will not be committed."""
@@ -128,60 +235,112 @@ class LandingTable:
         deletes: "Sequence[DataFile]",
         events: Mapping[str, int],
         replace_all: bool = False,
-    ) -> int:
-        """Commit one window and return its snapshot id. `replace_all`: these files are the whole table.
+        notes: Mapping[str, str] | None = None,
+    ) -> LandingPosition:
+        """Commit one window and return its position. `replace_all`: these files are the whole table.
 
         Delivery: exactly once. The commit is refused unless the table stands at `before`, whoever wrote
-        meanwhile. Raises ConflictError then, CommitUnknownError when the catalog gave no answer.
+        meanwhile. Raises ConflictError then, FencedError when a newer sink owns the table, CommitUnknownError when
+        the catalog gave no answer.
         """
-        from pyiceberg.exceptions import CommitFailedException
-        from sqlalchemy.exc import SQLAlchemyError
+        from dataclasses import replace
 
-        self._require_clock()
-
-        sink = sink_id(self.name)
-        summary = after.summary(sink)
-        counts = {EVENTS + kind: str(n) for kind, n in events.items()}
-
-        def stands_at_before(base: TableHistory) -> None:
-            found = landing_position(base)
-            if found != before:
-                raise ConflictError(
-                    f"the table is at window {found.window}, this sink was at {before.window}",
-                    where=self.name,
-                    action="Another sink writes this table: stop one (`cdc-platform status` on each host)",
-                )
-
-        transaction = cached_transaction(self._loaded)
-        try:
+        files = [*data, *deletes]
+        with self._translated(files):
+            self._require_clock()
+            self._claim()
+            after = replace(after, epoch=self._owner.epoch)
+            sink = sink_id(self.name)
+            summary = after.summary(sink)
+            counts = {EVENTS + kind: str(n) for kind, n in events.items()}
+            properties = {PROPERTY + sink: json.dumps(summary)}
+            transaction = cached_transaction(self._loaded)
+            if self._staged is not None:
+                properties[SOURCE_COLUMNS] = _stored(self._staged.columns)
+                self._apply(self._staged, transaction)
             delta = row_delta()(
                 transaction,
                 data=data,
                 deletes=deletes,
-                summary=summary | counts,
+                summary=summary | counts | dict(notes or {}),
                 replace_all=replace_all,
-                check=lambda: stands_at_before(self._base()),
+                tag=POSITION_TAG,
+                check=lambda: self._require_place(before),
             )
             delta.commit()
-            transaction.set_properties({PROPERTY + sink: json.dumps(summary)})
+            transaction.set_properties(properties)
+            reach("commit sent")
             transaction.commit_transaction()
-        except ConflictError:
-            self.discard([*data, *deletes])
+            reach("commit answered")
+        self._staged = None
+        return after
+
+    @contextmanager
+    def _translated(self, files: "Sequence[DataFile]") -> Generator[None]:
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (ConflictError, FencedError):
+            self.discard(files)
             raise
         except CommitFailedException as error:
-            self.discard([*data, *deletes])
+            self.discard(files)
             raise ConflictError(
                 "other writers won every attempt",
                 where=self.name,
                 action="This window is tried again by itself",
             ) from error
-        except (SQLAlchemyError, OSError) as error:
+        except (SQLAlchemyError, OSError, CommitStateUnknownException) as error:
             raise CommitUnknownError(
                 "the catalog gave no answer to a commit",
                 where=self.name,
                 action="The sink reads the table's position before it goes on; check the catalog",
             ) from error
-        return delta.snapshot_id
+
+    def _apply(self, staged: _Staged, transaction: Any) -> None:
+        for step in staged.steps:
+            _update_schema(transaction, step)
+        found = transaction.table_metadata.schema()
+        if found.fields != staged.schema.fields:
+            raise ConflictError(
+                "another program changed the schema while a window was written for it",
+                where=self.name,
+                action="This window is tried again by itself",
+            )
+
+    def _claim(self) -> None:
+        """Become the table's owner, once; later only see that it is so still."""
+        found = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
+        if found == str(self._owner):
+            return
+        if self._owner.epoch:
+            raise self._fenced(found)
+        self._owner.epoch = int(found.partition(":")[0]) + 1
+        with self._loaded.transaction() as transaction:
+            transaction.set_properties({OWNER + sink_id(self.name): str(self._owner)})
+
+    def _require_place(self, before: LandingPosition) -> None:
+        """Whether the running attempt's base is owned by us and stands where we were."""
+        owner = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
+        if owner != str(self._owner):
+            raise self._fenced(owner)
+        found = landing_position(history_of(self.name, self._loaded))
+        if found != before:
+            raise ConflictError(
+                f"the table is at window {found.window}, this sink was at {before.window}",
+                where=self.name,
+                action="Another sink wrote this table; this one reads its position again and goes on by itself",
+            )
+
+    def _fenced(self, owner: str) -> FencedError:
+        return FencedError(
+            f"a sink of epoch {owner.partition(':')[0]} owns the table, this one has epoch {self._owner.epoch}",
+            where=self.name,
+            action="Two sinks serve this table: stop one (`cdc-platform status` on each host), then restart the other "
+            "(`cdc-platform restart sink`)",
+        )
 
     def _require_clock(self) -> None:
         """A snapshot far older than its parent makes a table that Java refuses to read."""
@@ -193,60 +352,75 @@ class LandingTable:
                 action="Set the clock; the sink goes on by itself",
             )
 
-    def _base(self) -> TableHistory:
-        """History of the metadata that the running commit attempt is based on."""
-        return history_of(self.name, self._loaded)
+    def _require_key(self) -> None:
+        schema = self._loaded.schema()
+        found = {schema.find_field(i).name for i in schema.identifier_field_ids}
+        if found != set(self._key):
+            raise ConfigError(
+                f"its key is ({', '.join(sorted(found))}), tables.yaml says ({', '.join(self._key)})",
+                where=self.name,
+                action=f"Put the old key back, or drop {self.name} and its curated table; a load is in the change log",
+            )
+
+    def _look_at_partitions(self) -> None:
+        self._deletes_by_key = deletes_follow_partitions(self._loaded, self._key)
+        found = spec_fields(self._loaded)
+        if self._partition_by and list(self._partition_by) != found:
+            declared = ", ".join(f"{f.transform}({f.column})" for f in self._partition_by)
+            raise ConfigError(
+                f"tables.yaml partitions it by {declared}, the table by "
+                f"{', '.join(f'{f.transform}({f.column})' for f in found) or 'nothing'}",
+                where=self.name,
+                action="Write in tables.yaml what the table has, or change the table's partition fields in Spark "
+                "(`ALTER TABLE ... ADD PARTITION FIELD`): the sink follows",
+            )
+
+    def _require_partition_columns(self, columns: Sequence[Column]) -> None:
+        names = [c.name for c in columns]
+        for one in self._partition_by:
+            if one.column not in names:
+                raise ConfigError(
+                    f"`landing.partition_by` names column `{one.column}`, which does not exist",
+                    where=self.name,
+                    action=f"Use some of: {', '.join(names)}",
+                )
+            kind = next(c.type for c in columns if c.name == one.column)
+            if not _transform(one.transform).can_transform(_iceberg_type(kind)):
+                raise ConfigError(
+                    f"`landing.partition_by` has {one.transform}({one.column}), which a {kind} can't have",
+                    where=self.name,
+                    action="Use another transform or column",
+                )
+
+    @property
+    def _schema(self) -> "Schema":
+        """What files are written for: with the change that the next commit brings."""
+        return self._staged.schema if self._staged is not None else self._loaded.schema()
 
     @property
     def _loaded(self) -> "Table":
-        assert self._table is not None, "require() comes first"
+        assert self._table is not None, "create() comes first"
         return self._table
 
-    def _write(self, rows: "pa.Table", schema: "Schema", content: Any) -> "DataFile":
-        import pyarrow.parquet as pq
-        from pyiceberg.io.pyarrow import (
-            compute_statistics_plan,
-            data_file_statistics_from_parquet_metadata,
-            parquet_path_to_id_mapping,
-            schema_to_pyarrow,
-        )
-        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-        from pyiceberg.typedef import Record
 
-        table = self._loaded
-        arrow = schema_to_pyarrow(schema, include_field_ids=True)
-        is_delete = content == DataFileContent.EQUALITY_DELETES
-        path = table.location_provider().new_data_location(
-            f"{'deletes' if is_delete else 'data'}-{uuid.uuid4()}.parquet"
-        )
-        output = table.io.new_output(path)
-        with (
-            output.create() as stream,
-            pq.ParquetWriter(
-                stream, arrow, compression="zstd", compression_level=1, store_decimal_as_integer=True
-            ) as writer,
-        ):
-            writer.write_table(rows.select(arrow.names).cast(arrow))
-        statistics = data_file_statistics_from_parquet_metadata(
-            writer.writer.metadata,
-            compute_statistics_plan(schema, table.metadata.properties),
-            parquet_path_to_id_mapping(schema),
-        )
-        file = DataFile.from_args(
-            content=content,
-            file_path=path,
-            file_format=FileFormat.PARQUET,
-            partition=Record(),
-            file_size_in_bytes=len(output),
-            sort_order_id=None,
-            key_metadata=None,
-            equality_ids=sorted(schema.identifier_field_ids or [f.field_id for f in schema.fields])
-            if is_delete
-            else None,
-            **statistics.to_serialized_dict(),
-        )
-        file.spec_id = table.spec().spec_id  # PyIceberg 0.12 ignores the argument of that name.
-        return file
+def _update_schema(transaction: Any, step: SchemaStep) -> None:
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        step(update)
+
+
+def _promotes(found: str, wanted: str) -> bool:
+    """Whether Iceberg v2 lets a column of one type become the other (specification, "Schema Evolution")."""
+    from pyiceberg.exceptions import ResolveError
+    from pyiceberg.schema import promote
+
+    try:
+        return promote(_iceberg_type(found), _iceberg_type(wanted)) == _iceberg_type(wanted)
+    except ResolveError:
+        return False
+
+
+def _stored(columns: Sequence[SourceColumn]) -> str:
+    return json.dumps([asdict(c) for c in columns], separators=(",", ":"))
 
 
 def _iceberg_type(text: str) -> Any:
@@ -254,3 +428,9 @@ def _iceberg_type(text: str) -> Any:
     from pyiceberg.types import IcebergType
 
     return TypeAdapter(IcebergType).validate_python(text)
+
+
+def _transform(text: str) -> Any:
+    from pyiceberg.transforms import parse_transform
+
+    return parse_transform(text)

@@ -19,6 +19,10 @@ SINK_ID = "cdc.sink-id"
 LOG_POSITION = "cdc.log-position"
 LOG_ID = "cdc.log-id"
 LOAD_POSITION = "cdc.load-position"
+LOAD_LSN = "cdc.load-lsn"
+OWNER_EPOCH = "cdc.owner-epoch"
+HEARTBEAT = "cdc.heartbeat"
+POSITION_TAG = "sink_position"  # Keeps the newest position's snapshot from expiry.
 SOURCE_LSN = "cdc.source-lsn"
 SOURCE_TS_MS = "cdc.source-ts-ms"
 WINDOW = "cdc.window"
@@ -56,6 +60,8 @@ class LandingPosition:
     source: SourcePosition | None = None  # Newest streamed event applied; None before the first.
     source_ts_ms: int = 0  # Commit time of the newest event at the source, UTC.
     load: int | None = None  # Position after the newest complete initial load; None before one.
+    load_lsn: int | None = None  # WAL byte position of that load at the source; None when it brought no row.
+    epoch: int = 0  # Of the sink that committed it: the higher one fences the lower.
     log_id: str = ""  # The change log that `log` and `load` count in.
 
     def summary(self, sink_id: str) -> dict[str, str]:
@@ -66,24 +72,29 @@ class LandingPosition:
             WINDOW: str(self.window),
             SOURCE_TS_MS: str(self.source_ts_ms),
             LOG_ID: self.log_id,
+            OWNER_EPOCH: str(self.epoch),
         }
         if self.source is not None:
             entries[SOURCE_LSN] = str(self.source)
         if self.load is not None:
             entries[LOAD_POSITION] = str(self.load)
+        if self.load_lsn is not None:
+            entries[LOAD_LSN] = str(self.load_lsn)
         return entries
 
     @classmethod
     def of(cls, summary: Mapping[str, str], where: str) -> Self:
         """Read a summary that holds LOG_POSITION."""
         try:
-            source, load = summary.get(SOURCE_LSN), summary.get(LOAD_POSITION)
+            source, load, load_lsn = (summary.get(key) for key in (SOURCE_LSN, LOAD_POSITION, LOAD_LSN))
             return cls(
                 log=int(summary[LOG_POSITION]),
                 window=int(summary[WINDOW]),
                 source=SourcePosition.parse(source) if source else None,
                 source_ts_ms=int(summary.get(SOURCE_TS_MS, 0)),
                 load=int(load) if load else None,
+                load_lsn=int(load_lsn) if load_lsn else None,
+                epoch=int(summary.get(OWNER_EPOCH, 0)),
                 log_id=summary.get(LOG_ID, ""),
             )
         except (KeyError, ValueError, TypeError) as error:
@@ -106,6 +117,11 @@ def landing_table(name: str) -> str:
 def landed(snapshot: Snapshot) -> bool:
     """Whether the sink wrote this snapshot."""
     return LOG_POSITION in snapshot.summary
+
+
+def advanced(snapshot: Snapshot) -> bool:
+    """Whether the sink wrote this snapshot for events, and not just to say that it is where it was."""
+    return landed(snapshot) and HEARTBEAT not in snapshot.summary
 
 
 def sink_id(table: str) -> str:

@@ -4,11 +4,13 @@ Belongs here: the order of reading, windows and initial loads; where it goes on 
 Does not: the loop over tables and their failures (`landing/service.py`), the rules of a window
 (`landing/window.py`), Iceberg (`landing/commit.py`).
 Rules: a window is as long as declared, counted from the commit before, so that a change after a quiet time does not
-wait; there is at most one snapshot in each. The sink goes on from the position in the table's own snapshot; a window is
+wait; there is one snapshot in each. The sink goes on from the position in the table's own snapshot; a window is
 committed only after the log it came from is durable, so the table is never ahead of the log. An initial load is one
 window, however long: its files are written as they fill and become the whole table in one snapshot at its end, so no
 reader and no MERGE ever sees half a load, and rows that vanished before it vanish with it. It needs no delete: it
 replaces. A load that a streamed event interrupts was broken off (capture died) and is dropped; capture begins another.
+Records are decoded by the columns of the log's newest marker before them. The table takes other columns with the first
+change that is not one sent again: Debezium repeats old records after a restart, and their columns with them.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -18,26 +20,39 @@ replaces. A load that a streamed event interrupts was broken off (capture died) 
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch, ChangeLog
-from cdc_platform.errors import InvariantError
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, MARKERS, SCHEMA, Batch, ChangeLog
+from cdc_platform.errors import InvariantError, LimitError
+from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Column
-from cdc_platform.landing.commit import LandingTable
-from cdc_platform.landing.events import OP, TS_MS, Decoder
-from cdc_platform.landing.position import LandingPosition, SourcePosition
-from cdc_platform.landing.window import Window, last_of_each_key
+from cdc_platform.landing.commit import LandingTable, Owner
+from cdc_platform.landing.dead_letters import DeadLetters, Letter
+from cdc_platform.landing.events import LSN, OP, TS_MS, Decoded, Decoder, Rejected
+from cdc_platform.landing.files import PartitionField
+from cdc_platform.landing.late import sift
+from cdc_platform.landing.position import EVENTS, HEARTBEAT, LandingPosition, SourcePosition, landed
+from cdc_platform.landing.values import value_reader
+from cdc_platform.landing.window import (
+    FIRST_PREFIX,
+    Window,
+    last_of_each_key,
+)
+from cdc_platform.registry.model import Landing
+from cdc_platform.source.types import SourceColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
 
 _READ_BYTES_MAX = 16 << 20  # Of the log at a time.
-_WINDOW_BYTES_MAX = 128 << 20  # Arrow memory of a window; it is committed early at that.
 _LOAD_FILE_BYTES_MAX = 128 << 20  # Arrow memory of a data file of an initial load.
+_SHARE_OF_EVENTS = 10_000  # The newest so many events decide whether too many are dead letters;
+_SHARE_OF_EVENTS_MIN = 1_000  # and a single one is no share before so many.
 
 
 @dataclass
@@ -49,6 +64,7 @@ class _Load:
     files: "list[DataFile]" = field(default_factory=list)
     events: int = 0
     ts_ms: int = 0
+    lsn: int | None = None
 
 
 class TableSink:
@@ -61,23 +77,33 @@ class TableSink:
         *,
         key: tuple[str, ...],
         log: ChangeLog,
-        window_s: float,
+        policy: Landing | None = None,
+        window_s: float | None = None,
+        owner: Owner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = key
         self._log = log
-        self._window_s = window_s
+        self._policy = policy or Landing()
+        self._window_s = self._policy.window.total_seconds() if window_s is None else window_s
         self._clock = clock
-        self._table = LandingTable(lake, table, key)
+        fields = [PartitionField.parse(text) for text in self._policy.partition_by]
+        self.owner = owner or Owner()
+        self._table = LandingTable(lake, table, key, owner=self.owner, partition_by=fields)
+        self._dead = DeadLetters(lake, table)
         self.position: LandingPosition = self._table.position()
         # A whole load stands for the table: what lies before it need not be read, and perhaps can't be (a value that
         # has no home, other columns, or a position that counts in another log).
         self._follows = self.position.log_id == log.identity()
         self._read_to = max(self.position.log, log.newest_load()) if self._follows else log.newest_load()
-        self._window = Window(newest=self.position.source)
         self._committed_at = float("-inf")
+        self._stamped_at = self._clock() - self._stamp_age_s()
+        self._shares = self._newest_shares()
+        self._letters: list[Letter] = []
         self._load: _Load | None = None
-        self._decoder = Decoder(table, self._table.columns, key) if self._table.columns else None
+        self._window = self._new_window(self.position.source)
+        columns = tuple(SourceColumn(**c) for c in log.columns_at(self._read_to)) or self._table.columns
+        self._decoder = self._decoder_of(columns) if columns else None
 
     def step(self) -> bool:
         """Read once and commit if the window is due; return whether there was anything to read.
@@ -89,6 +115,8 @@ class TableSink:
             self._take(batch)
         if self._is_due():
             self.commit()
+        elif self._is_silent():
+            self._heartbeat()
         return bool(batch.lines)
 
     def catch_up(self) -> None:
@@ -98,13 +126,21 @@ class TableSink:
             self.step()
         self.commit()
 
+    def close(self) -> None:
+        """Give up what is not committed."""
+        self._window.close()
+        self._drop_load()
+
     def _is_due(self) -> bool:
-        if self._window.is_empty:
+        return not self._window.is_empty and self._clock() - self._committed_at >= self._window_s
+
+    def _is_silent(self) -> bool:
+        if not self.position.window or self._load is not None or not self._window.is_empty or not self._follows:
             return False
-        return self._window.bytes >= _WINDOW_BYTES_MAX or self._clock() - self._committed_at >= self._window_s
+        return self._clock() - self._stamped_at >= self._policy.heartbeat.total_seconds()
 
     def _take(self, batch: Batch) -> None:
-        if batch.lines.startswith(b'{"op":"load_'):
+        if batch.lines.startswith(MARKERS):
             first, _, rest = batch.lines.partition(b"\n")
             self._marker(json.loads(first), batch.start)
             self._read_to = batch.start + 1
@@ -113,14 +149,16 @@ class TableSink:
             self._changes(batch)
         self._read_to = batch.end
 
-    def _marker(self, record: dict[str, object], offset: int) -> None:
+    def _marker(self, record: dict[str, Any], offset: int) -> None:
         if record["op"] == LOAD_BEGIN:
             self.commit()
             self._drop_load()
-            columns = [Column(**c) for c in record["columns"]]  # type: ignore[union-attr, arg-type]
-            self._table.require(columns)
-            self._decoder = Decoder(self._table.name, self._table.columns, self._key)
+            self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
             self._load = _Load()
+            if not self._table.create(self._landing_columns(), self._decoder.columns):
+                self._table.replace_columns(self._landing_columns(), self._decoder.columns)
+        elif record["op"] == SCHEMA:
+            self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
         elif record["op"] == LOAD_END and self._load is not None:
             self._read_to = offset + 1
             self._commit_load(self._load)
@@ -132,27 +170,140 @@ class TableSink:
                 where=f"{self._table.name}, change-log record {batch.start}",
                 action="Take a new initial load: `cdc-platform recapture SOURCE`",
             )
-        changes = self._decoder.decode(batch.lines, first_offset=batch.start)
-        if self._load is None:
-            self._window.add(changes)
-            return
-        import pyarrow.compute as pc
+        decoded = self._decoder.decode(batch.lines, first_offset=batch.start)
+        changes = decoded.changes
+        for kind, count in decoded.passed.items():
+            self._window.counts[kind] += count
+        if self._load is not None:
+            import pyarrow.compute as pc
 
-        is_read = pc.equal(changes[OP], "r")
-        if pc.all(is_read).as_py():
-            self._add_to_load(self._load, changes)
-        else:
+            is_read = pc.equal(changes[OP], "r")
+            if pc.all(is_read).as_py() is not False:
+                self._add_to_load(self._load, changes)
+                self._reject(decoded.rejected)
+                return
             self._drop_load()
-            if self._follows:
-                self._window.add(changes.filter(pc.invert(is_read)))
+            decoded = replace(decoded, changes=changes.filter(pc.invert(is_read)))
+        if self._follows:
+            self._stream(decoded, batch.lines)
+
+    def _stream(self, decoded: Decoded, lines: bytes) -> None:
+        """Add what is neither sent again nor stale to the window."""
+        assert self._decoder is not None
+        sifted = sift(
+            decoded,
+            lines,
+            self._window.newest,
+            decoder=self._decoder,
+            log=self._log.another(),
+            strict=self._by_before_image,
+        )
+        if sifted.changes.num_rows:
+            self._take_columns()  # First: it may commit what came before this batch.
+        if sifted.redelivered:
+            self._window.counts["redelivered"] += sifted.redelivered
+        self._window.newest = sifted.newest
+        self._letters += [Letter(offset, "replayed", closes=of) for offset, of in sifted.replayed.items()]
+        self._window.add(sifted.changes, disordered=sifted.disordered)
+        self._reject(sifted.rejected)
+
+    def _take_columns(self) -> None:
+        """Have the table take the columns of the changes that come next, if they are others."""
+        assert self._decoder is not None
+        if self._decoder.columns == self._table.columns:
+            return
+        self.commit()
+        self._table.evolve(self._landing_columns(), self._decoder.columns)
+
+    def _reject(self, rejected: Sequence[Rejected]) -> None:
+        """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
+        for one in rejected:
+            self._window.counts["stale" if one.reason == "stale" else "dead"] += 1
+            self._letters.append(
+                Letter(
+                    log_offset=one.offset,
+                    reason=one.reason,
+                    detail=one.detail,
+                    op=one.op,
+                    key=one.key,
+                    source_position=str(one.source or ""),
+                    source_ts_ms=one.ts_ms,
+                    payload=one.payload,
+                )
+            )
+        if not rejected:
+            return
+        events, dead = map(sum, zip(*self._shares, self._share_of_window(), strict=True))
+        if dead > self._policy.dead_letters_max_share * max(events, _SHARE_OF_EVENTS_MIN):
+            reasons = sorted({one.reason for one in rejected})
+            raise LimitError(
+                f"{dead} of the newest {events} events can't be applied ({', '.join(reasons)}; the last: "
+                f"{rejected[-1].detail or rejected[-1].reason})",
+                where=f"{self._table.name}, change-log record {rejected[-1].offset}",
+                action="Correct the cause at the source and take a new load (`cdc-platform reload TABLE`), or let more "
+                "of them pass to the dead letters: `landing.dead_letters_max_share`",
+            )
+
+    def _share_of_window(self) -> tuple[int, int]:
+        counts = self._window.counts
+        events = sum(counts.values()) + (self._load.events if self._load is not None else 0)
+        return events, counts["dead"] + counts["stale"]
+
+    def _newest_shares(self) -> deque[tuple[int, int]]:
+        """Events and dead letters of the newest windows, oldest first, as the table's snapshots tell."""
+        found: deque[tuple[int, int]] = deque()
+        history = self._table.history
+        events = 0
+        for snapshot in history.ancestry() if history else ():
+            if events >= _SHARE_OF_EVENTS:
+                break
+            counts = {k.removeprefix(EVENTS): int(v) for k, v in snapshot.summary.items() if k.startswith(EVENTS)}
+            found.appendleft((sum(counts.values()), counts.get("dead", 0) + counts.get("stale", 0)))
+            events += found[0][0]
+        return found
+
+    def _stamp_age_s(self) -> float:
+        history = self._table.history
+        newest = history.newest(landed) if history else None
+        return max(0.0, time.time() - newest.timestamp_ms / 1000) if newest else 0.0
+
+    @property
+    def _by_before_image(self) -> bool:
+        return self._policy.mode == "before_image"
+
+    def _new_window(self, newest: SourcePosition | None) -> Window:
+        return Window(
+            self._key,
+            newest=newest,
+            memory_bytes=self._policy.memory_mb << 20,
+            shards=self._policy.shards,
+            first=self._by_before_image,
+        )
+
+    def _decoder_of(self, columns: Sequence[SourceColumn]) -> Decoder:
+        return Decoder(
+            self._table.name,
+            columns,
+            self._key,
+            kind_field=self._policy.change_type.column,
+            kinds=self._policy.change_type.map,
+            routed_by=self._table.routed_by if self._by_before_image else (),
+        )
+
+    def _landing_columns(self) -> tuple[Column, ...]:
+        assert self._decoder is not None
+        return tuple(Column(c.name, value_reader(c).iceberg, c.required, c.doc) for c in self._decoder.columns)
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc
 
+        if not changes.num_rows:
+            return
         load.rows.append(changes)
         load.bytes += changes.nbytes
         load.events += changes.num_rows
         load.ts_ms = max(load.ts_ms, pc.max(changes[TS_MS]).as_py() or 0)
+        load.lsn = max(load.lsn or 0, pc.max(changes[LSN]).as_py() or 0)
         if load.bytes >= _LOAD_FILE_BYTES_MAX:
             self._write_load_file(load)
 
@@ -160,62 +311,102 @@ class TableSink:
         import pyarrow as pa
 
         rows = last_of_each_key(pa.concat_tables(load.rows), self._key)
-        load.files.append(self._table.write_rows(rows))
+        load.files += self._table.write_rows(rows)
         load.rows, load.bytes = [], 0
 
     def _commit_load(self, load: _Load) -> None:
         if load.rows:
             self._write_load_file(load)
-        self._log.make_durable()
         # The order begins anew with a load: its slot may be another's, on another server.
         after = self.position.after(
-            log=self._read_to, load=self._read_to, source=None, source_ts_ms=load.ts_ms, log_id=self._log.identity()
+            log=self._read_to,
+            load=self._read_to,
+            load_lsn=load.lsn,
+            source=None,
+            source_ts_ms=load.ts_ms,
+            log_id=self._log.identity(),
         )
-        self._table.commit(
-            self.position,
-            after,
-            data=load.files,
-            deletes=[],
-            events={"read": load.events},
-            replace_all=True,
-        )
-        self._committed(after)
+        self._window.counts["read"] += load.events
         self._load, self._follows = None, True
+        self._commit(after, load.files, [], replace_all=True)
 
     def _drop_load(self) -> None:
         if self._load is not None:
             self._table.discard(self._load.files)
+            self._table.unstage()
             self._load = None
 
     def commit(self) -> None:
         """Commit the window if any event came, even one that was dropped: the position moves."""
-        window = self._window
-        if window.is_empty:
-            return
         import pyarrow.compute as pc
 
-        last = window.collapsed(self._key)
-        data, deletes = [], []
-        if last is not None and last.num_rows:
+        window = self._window
+        if window.is_empty or self._load is not None:
+            return
+        data: list[DataFile] = []
+        deletes: list[DataFile] = []
+        for last in window.collapsed():
             live = last.filter(pc.not_equal(last[OP], "d"))
-            data = [self._table.write_rows(live)] if live.num_rows else []
-            deletes = [] if window.truncate else [self._table.write_deletes(last)]
-        self._log.make_durable()
-        source: SourcePosition | None = window.newest
+            if live.num_rows:
+                data += self._table.write_rows(live)
+            if not window.truncate:
+                deletes += self._deletes(last)
         after = self.position.after(
-            log=self._read_to, source=source, source_ts_ms=max(window.ts_ms, self.position.source_ts_ms)
+            log=self._read_to, source=window.newest, source_ts_ms=max(window.ts_ms, self.position.source_ts_ms)
         )
-        self._table.commit(
-            self.position,
-            after,
-            data=data,
-            deletes=deletes,
-            events=window.counts,
-            replace_all=window.truncate,
-        )
-        self._committed(after)
+        self._commit(after, data, deletes, replace_all=window.truncate)
 
-    def _committed(self, after: LandingPosition) -> None:
-        self.position = after
-        self._window = Window(newest=after.source)
-        self._committed_at = self._clock()
+    def _deletes(self, last: "pa.Table") -> "list[DataFile]":
+        """Delete files for the rows that the table may hold of these keys."""
+        import pyarrow.compute as pc
+
+        if not self._by_before_image:
+            return self._table.write_deletes(last)
+        if not self._window.disordered:
+            # A create is of a key that the table has not, but for one that a load may have brought already.
+            since_load = pc.greater(last[FIRST_PREFIX + "lsn"], self.position.load_lsn or 0)
+            fresh = pc.and_(pc.equal(last[FIRST_PREFIX + "op"], "c"), since_load)
+            last = last.filter(pc.invert(fresh))
+        routed_by = self._table.routed_by
+        if not last.num_rows:
+            return []
+        if not routed_by or self._window.disordered:
+            return self._table.write_deletes(last)
+        prefix = f"{FIRST_PREFIX}was_"
+        known: Any = None
+        for name in routed_by:  # A partition of NULL could be a row before that was not told.
+            told = pc.is_valid(last[prefix + name])
+            known = told if known is None else pc.and_(known, told)
+        files: list[DataFile] = []
+        if (rest := last.filter(pc.invert(known))).num_rows:
+            files += self._table.write_deletes(rest)
+        if (routed := last.filter(known)).num_rows:
+            files += self._table.write_deletes(routed, partition_prefix=prefix)
+        return files
+
+    def _commit(
+        self, after: LandingPosition, data: "list[DataFile]", deletes: "list[DataFile]", *, replace_all: bool = False
+    ) -> None:
+        """Dead letters first, then the window that leaves them out."""
+        self._log.make_durable()
+        reach("parquet written")
+        if self._letters:
+            self._dead.add(self._letters, log_id=self._log.identity(), through=self._read_to, window=after.window)
+        counts = {kind: n for kind, n in self._window.counts.items() if n}
+        self.position = self._table.commit(
+            self.position, after, data=data, deletes=deletes, events=counts, replace_all=replace_all
+        )
+        self._shares.append(self._share_of_window())
+        while sum(events for events, _ in self._shares) - self._shares[0][0] >= _SHARE_OF_EVENTS:
+            self._shares.popleft()
+        self._window.close()
+        self._letters = []
+        self._window = self._new_window(self.position.source)
+        self._committed_at = self._stamped_at = self._clock()
+
+    def _heartbeat(self) -> None:
+        """Say again where the table stands: other programs' snapshots push the last word towards expiry."""
+        self.position = self._table.commit(
+            self.position, self.position.after(), data=[], deletes=[], events={}, notes={HEARTBEAT: "true"}
+        )
+        self._stamped_at = self._clock()

@@ -153,6 +153,7 @@ def row_delta() -> Any:
     from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestWriterV2
     from pyiceberg.schema import Schema
     from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update import SetSnapshotRefUpdate
     from pyiceberg.table.update.snapshot import _FastAppendFiles
     from pyiceberg.types import IntegerType, ListType, NestedField, StructType
 
@@ -186,6 +187,7 @@ def row_delta() -> Any:
             deletes: "Sequence[DataFile]",
             summary: dict[str, str],
             replace_all: bool,
+            tag: str | None = None,
             check: Callable[[], None],
         ) -> None:
             operation = Operation.OVERWRITE if deletes or replace_all else Operation.APPEND
@@ -200,10 +202,15 @@ def row_delta() -> Any:
             self._deletes = list(deletes)
             self._replace_all = replace_all
             self._check = check
+            self._tag = tag
 
         def _commit(self) -> Any:
             self._check()
-            return super()._commit()
+            updates, requirements = super()._commit()
+            if self._tag is not None:
+                tagged = SetSnapshotRefUpdate(snapshot_id=self._snapshot_id, ref_name=self._tag, type="tag")
+                updates = (*updates, tagged)
+            return updates, requirements
 
         def _existing_manifests(self) -> Any:
             kept = [] if self._replace_all else self._folded(super()._existing_manifests())

@@ -15,7 +15,7 @@ from cdc_platform.errors import InvariantError, UnavailableError
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import FilesOpened, Spark, quoted, text
-from cdc_platform.landing.position import landed
+from cdc_platform.landing.position import advanced
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class RewriteDecision:
 
 def rewrite_decision(landing: TableHistory | None, *, commits_max: int) -> RewriteDecision:
     """Due when the sink has committed `commits_max` times since the last rewrite (or the beginning)."""
-    if landing is None or landing.newest(landed) is None:
+    if landing is None or landing.newest(advanced) is None:
         return RewriteDecision(False, 0, "landing has no snapshot yet")
     commits, since = 0, "the beginning"
     for snapshot in landing.ancestry():
         if snapshot.operation == "replace":
             since = f"rewrite {snapshot.snapshot_id}"
             break
-        commits += landed(snapshot)
+        commits += advanced(snapshot)
     due = commits >= commits_max
     return RewriteDecision(due, commits, f"{commits} of {commits_max} commits since {since}")
 

@@ -16,7 +16,7 @@ import dagster as dg
 
 from cdc_platform.hops.merge import curated_table, landing_table, merged_through
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.landing.position import landed
+from cdc_platform.landing.position import advanced
 from cdc_platform.maintenance.rewrite import TableFiles
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.resources import Tables
@@ -234,5 +234,5 @@ def _commits(landing: TableHistory | None, start_id: int | None) -> int:
     for snapshot in landing.ancestry() if landing else ():
         if snapshot.snapshot_id == start_id:
             break
-        commits += landed(snapshot)
+        commits += advanced(snapshot)
     return commits

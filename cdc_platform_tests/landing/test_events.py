@@ -2,28 +2,30 @@
 
 import base64
 import datetime as dt
+import json
 from decimal import Decimal
 
 import pytest
 
-from cdc_platform.errors import ConfigError, InvariantError
-from cdc_platform.lake.snapshot import Column
-from cdc_platform.landing.events import COMMIT_LSN, LSN, OP, ORDINAL, Decoder
-from cdc_platform_tests.builders import ORDER_COLUMNS, event, lines
+from cdc_platform.errors import ConfigError
+from cdc_platform.landing.events import COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, Decoder
+from cdc_platform.landing.position import SourcePosition
+from cdc_platform.source.types import SourceColumn
+from cdc_platform_tests.builders import SOURCE_COLUMNS, event, lines
 
-DECODER = Decoder("landing.t", ORDER_COLUMNS, ("id",))
+DECODER = Decoder("landing.t", SOURCE_COLUMNS, ("id",))
 
 
 def test_each_type_is_read_as_debezium_spells_it() -> None:
     columns = (
-        Column("k", "int", True),
-        Column("b", "boolean", False),
-        Column("n", "decimal(10, 3)", False),
-        Column("d", "date", False),
-        Column("ts", "timestamp", False),
-        Column("tz", "timestamptz", False),
-        Column("raw", "binary", False),
-        Column("f", "double", False),
+        SourceColumn("k", "integer", True),
+        SourceColumn("b", "boolean", False),
+        SourceColumn("n", "numeric(10,3)", False),
+        SourceColumn("d", "date", False),
+        SourceColumn("ts", "timestamp without time zone", False),
+        SourceColumn("tz", "timestamp with time zone", False),
+        SourceColumn("raw", "bytea", False),
+        SourceColumn("f", "double precision", False),
     )
     row = {
         "k": 1,
@@ -37,7 +39,7 @@ def test_each_type_is_read_as_debezium_spells_it() -> None:
     }
     nulls = dict.fromkeys(row, None) | {"k": 2}
     events = [{**event("c", 1), "before": None, "after": r} for r in (row, nulls)]
-    found = Decoder("landing.t", columns, ("k",)).decode(lines(events), first_offset=0).to_pylist()
+    found = Decoder("landing.t", columns, ("k",)).decode(lines(events), first_offset=0).changes.to_pylist()
     assert {c.name: found[0][c.name] for c in columns} == {
         "k": 1,
         "b": True,
@@ -54,7 +56,7 @@ def test_each_type_is_read_as_debezium_spells_it() -> None:
 def test_a_position_is_commit_lsn_and_ordinal_and_null_counts_as_zero() -> None:
     first = event("c", 1, lsn=7)
     first["source"]["sequence"] = '[null,"7"]'
-    found = DECODER.decode(lines([first, event("u", 1, commit=5, lsn=9, order=2)]), first_offset=0)
+    found = DECODER.decode(lines([first, event("u", 1, commit=5, lsn=9, order=2)]), first_offset=0).changes
     assert found.select([COMMIT_LSN, LSN, ORDINAL]).to_pylist() == [
         {COMMIT_LSN: 0, LSN: 7, ORDINAL: 0},
         {COMMIT_LSN: 5, LSN: 9, ORDINAL: 2},
@@ -62,14 +64,14 @@ def test_a_position_is_commit_lsn_and_ordinal_and_null_counts_as_zero() -> None:
 
 
 def test_a_delete_takes_its_key_from_before() -> None:
-    [found] = DECODER.decode(lines([event("d", 7)]), first_offset=0).to_pylist()
+    [found] = DECODER.decode(lines([event("d", 7)]), first_offset=0).changes.to_pylist()
     assert (found[OP], found["id"], found["status"]) == ("d", 7, None)
 
 
 def test_an_update_that_moves_the_key_deletes_the_old_one_first() -> None:
     events = [event("c", 1, lsn=1), event("u", 2, "b", before={"id": 1}, lsn=2), event("u", 2, "c", lsn=3)]
     events[1]["before"] = {"id": 1, "status": "a", "total": None}
-    found = DECODER.decode(lines(events), first_offset=0).to_pylist()
+    found = DECODER.decode(lines(events), first_offset=0).changes.to_pylist()
     assert [(r[OP], r["id"], r["status"]) for r in found] == [
         ("c", 1, "new"),
         ("d", 1, None),
@@ -79,17 +81,71 @@ def test_an_update_that_moves_the_key_deletes_the_old_one_first() -> None:
 
 
 @pytest.mark.parametrize("value", [1.5, "12", 2**63])
-def test_a_value_that_does_not_fit_stops_the_table_and_is_not_bent(value: object) -> None:
-    wrong = event("c", 1)
+def test_a_value_that_does_not_fit_is_a_dead_letter_and_the_records_around_it_are_read(value: object) -> None:
+    wrong = event("c", 1, lsn=5, order=2, commit=3)
     wrong["after"]["id"] = value
-    with pytest.raises(InvariantError, match="change-log records from 41") as raised:
-        DECODER.decode(lines([wrong]), first_offset=41)
-    assert "recapture" in raised.value.action
+    found = DECODER.decode(lines([event("c", 7), wrong, event("c", 8)]), first_offset=41)
+    assert found.changes.select(["id", OFFSET]).to_pylist() == [{"id": 7, OFFSET: 41}, {"id": 8, OFFSET: 43}]
+    [rejected] = found.rejected
+    assert (rejected.offset, rejected.reason, rejected.op) == (42, "unreadable", "c")
+    assert (rejected.source, rejected.key) == (SourcePosition(3, 5, 2), json.dumps({"id": value}))
+    assert json.loads(rejected.payload) == wrong
+    assert str(value) not in rejected.detail
 
 
-def test_an_event_without_its_key_names_the_column() -> None:
-    with pytest.raises(InvariantError, match="1 events have no value in key column `id`"):
-        DECODER.decode(lines([event("c", None)]), first_offset=0)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{half", "unreadable"),
+        (b"[1]", "unreadable"),
+        (json.dumps(event("c", None)).encode(), "no_key"),
+        (json.dumps({**event("d", 1), "before": None}).encode(), "no_key"),
+        (json.dumps({**event("c", 1), "op": "x"}).encode(), "unknown_kind"),
+        (json.dumps({**event("c", 1), "op": 7}).encode(), "unknown_kind"),
+        (json.dumps({**event("c", 1), "source": {"ts_ms": 1}}).encode(), "unreadable"),
+        (json.dumps(event("u", 1, "__debezium_unavailable_value")).encode(), "unavailable"),
+    ],
+)
+def test_what_can_not_be_applied_is_named_and_the_rest_is_read(line: bytes, reason: str) -> None:
+    whole = lines(event("c", i) for i in range(200))  # More than are read one by one.
+    found = DECODER.decode(whole + line + b"\n" + whole, first_offset=0)
+    assert [(r.offset, r.reason) for r in found.rejected] == [(200, reason)]
+    assert found.changes[OFFSET].to_pylist() == [*range(200), *range(201, 401)]
+
+
+def test_a_record_that_changes_no_row_is_passed_over_and_counted() -> None:
+    message = {"op": "m", "source": event("c", 1)["source"], "message": {"prefix": "x", "content": ""}}
+    passed = [None, {"status": "BEGIN", "id": "7"}, message, {"ts_ms": 1}]
+    found = DECODER.decode(lines([event("c", 1), *passed, event("d", 1)]), first_offset=0)  # type: ignore[list-item]
+    assert found.changes.select([OP, OFFSET]).to_pylist() == [{OP: "c", OFFSET: 0}, {OP: "d", OFFSET: 5}]
+    assert found.rejected == []
+    assert found.passed == {"tombstone": 1, "other": 2, "message": 1}
+
+
+def test_an_update_without_its_row_after_is_a_delete() -> None:
+    gone = {**event("u", 7), "after": None}
+    [found] = DECODER.decode(lines([gone]), first_offset=0).changes.to_pylist()
+    assert (found[OP], found["id"]) == ("d", 7)
+
+
+def test_kinds_may_have_other_names_in_another_field() -> None:
+    decoder = Decoder(
+        "landing.t",
+        SOURCE_COLUMNS,
+        ("id",),
+        kind_field="change",
+        kinds={"I": "create", "UB": "before", "UA": "update", "D": "delete"},
+    )
+    pair = [{**event("d", 1), "change": "UB"}, {**event("c", 1, "b"), "change": "UA"}]
+    events = [
+        {**event("c", 1), "change": "I"},
+        *pair,
+        {**event("d", 1), "change": "D"},
+        {**event("c", 2), "change": "c"},
+    ]
+    found = decoder.decode(lines(events), first_offset=0)
+    assert [(r[OP], r["id"]) for r in found.changes.to_pylist()] == [("c", 1), ("d", 1), ("u", 1), ("d", 1)]
+    assert [(r.offset, r.reason, r.op) for r in found.rejected] == [(4, "unknown_kind", "c")]
 
 
 @pytest.mark.parametrize(
@@ -107,5 +163,5 @@ def test_a_changed_column_set_stops_the_table(change: object, said: str) -> None
 
 def test_a_line_longer_than_a_block_is_read() -> None:
     long = event("c", 1, "x" * (5 << 20))
-    found = DECODER.decode(lines([event("c", 0), long]), first_offset=0)
+    found = DECODER.decode(lines([event("c", 0), long]), first_offset=0).changes
     assert len(found["status"][1].as_py()) == 5 << 20

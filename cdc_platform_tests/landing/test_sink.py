@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from hypothesis import strategies as st
 
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.changelog.segments import SegmentLog, SegmentWriter
-from cdc_platform.errors import CdcError, ConfigError, ConflictError
+from cdc_platform.errors import CdcError, CommitUnknownError, ConfigError, ConflictError, FencedError, LimitError
 from cdc_platform.lake.catalog import Lake
-from cdc_platform.lake.snapshot import Column, Snapshot
+from cdc_platform.lake.snapshot import Snapshot
+from cdc_platform.landing.commit import Owner
+from cdc_platform.landing.dead_letters import DeadLetters
 from cdc_platform.landing.position import LandingPosition, SourcePosition, landing_position
 from cdc_platform.landing.replay import replay
 from cdc_platform.landing.sink import TableSink
-from cdc_platform_tests.builders import ORDER_COLUMNS, event, fold, live_rows
+from cdc_platform.registry.model import Landing
+from cdc_platform.source.types import SourceColumn
+from cdc_platform_tests.builders import SOURCE_COLUMNS, event, fold, live_rows
 from cdc_platform_tests.landing.test_window import histories
 
 TABLE = "landing.orders"
@@ -40,21 +45,32 @@ class Bench:
         self.writer = SegmentWriter(self.folder)
         self.now = 0.0
 
-    def sink(self, *, table: str = TABLE, window_s: float = 1.0) -> TableSink:
+    def sink(self, *, window_s: float = 1.0, policy: Landing | None = None, owner: Owner | None = None) -> TableSink:
         return TableSink(
             self.lake,
-            table,
+            TABLE,
             key=("id",),
             log=SegmentLog(self.folder),
+            policy=policy,
             window_s=window_s,
+            owner=owner,
             clock=lambda: self.now,
         )
+
+    @property
+    def log_id(self) -> str:
+        return SegmentLog(self.folder).identity()
+
+    def letters(self) -> list[dict[str, Any]]:
+        return DeadLetters(self.lake, TABLE).read().to_dict("records")
 
     def write(self, *events: dict[str, Any]) -> None:
         self.writer.append([json.dumps(e).encode() for e in events])
         self.writer.sync()
 
-    def load(self, *ids: int, columns: tuple[Column, ...] = ORDER_COLUMNS, whole: bool = True, lsn: int = 1) -> None:
+    def load(
+        self, *ids: int, columns: tuple[SourceColumn, ...] = SOURCE_COLUMNS, whole: bool = True, lsn: int = 1
+    ) -> None:
         self.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in columns]))
         self.write(*[event("r", i, lsn=lsn) for i in ids])
         if whole:
@@ -87,7 +103,8 @@ def test_a_load_is_one_snapshot_without_deletes_however_it_is_read(bench: Bench)
     assert snapshot.summary["cdc.events.read"] == "3"
     log_id = SegmentLog(bench.folder).identity()
     assert len(log_id) == 32
-    assert sink.position == LandingPosition(5, 1, source=None, source_ts_ms=1001, load=5, log_id=log_id)
+    expected = LandingPosition(5, 1, source=None, source_ts_ms=1001, load=5, load_lsn=1, epoch=1, log_id=log_id)
+    assert sink.position == expected
 
 
 def test_half_a_load_is_not_seen_by_anyone(bench: Bench) -> None:
@@ -169,17 +186,86 @@ def test_changes_of_another_log_are_not_applied_without_its_load(bench: Bench) -
     assert bench.rows().keys() == {1, 2, 3}
 
 
-def test_a_record_that_can_not_be_read_is_passed_by_the_load_that_comes_after_it(bench: Bench) -> None:
-    """The remedy that its error names: the sink starts at the new load, which stands for the table."""
-    bench.load(1)
+def wrong(row_id: int, *, lsn: int) -> dict[str, Any]:
+    """An update whose total is no number."""
+    return {**event("u", row_id, lsn=lsn), "after": {"id": row_id, "status": "new", "total": [1]}}
+
+
+def test_a_record_that_can_not_be_applied_goes_to_the_dead_letters_and_the_others_land(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.write(event("u", 1, "a", lsn=10), wrong(2, lsn=11), event("c", 3, lsn=12))
     bench.sink().catch_up()
-    bench.write({**event("c", 2), "after": {"id": 2, "status": "new", "total": "NaN"}})
+    assert bench.rows() == {1: ("a", "1.00"), 2: ("new", "1.00"), 3: ("new", "1.00")}
+    [letter] = bench.letters()
+    assert {k: letter[k] for k in ("log_offset", "reason", "op", "key", "source_position", "window")} == {
+        "log_offset": 5,
+        "reason": "unreadable",
+        "op": "u",
+        "key": '{"id": 2}',
+        "source_position": "0/11/0",
+        "window": 2,
+    }
+    assert json.loads(letter["payload"]) == wrong(2, lsn=11)
+    assert bench.snapshots()[-1].summary["cdc.events.dead"] == "1"
+
+
+def test_a_letter_is_written_once_however_often_its_window_is_tried(bench: Bench) -> None:
+    """The sink dies after the letters are committed and before the window is."""
+    bench.load(1, 2)
+    bench.sink().catch_up()
+    bench.write(wrong(1, lsn=10), event("c", 3, lsn=12))
     for _ in range(2):
-        with pytest.raises(CdcError, match="recapture"):
-            bench.sink().catch_up()
-    bench.load(1, 2, lsn=50)
+        dying = bench.sink()
+        dying._table.commit = dies  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            dying.catch_up()
+    bench.write(wrong(2, lsn=13))
     bench.sink().catch_up()
-    assert bench.rows().keys() == {1, 2}
+    assert [x["log_offset"] for x in bench.letters()] == [4, 6]
+    assert bench.rows().keys() == {1, 2, 3}
+
+
+def dies(*_args: object, **_kwargs: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_too_many_dead_letters_stop_the_sink_before_it_commits_them(bench: Bench) -> None:
+    bench.load(1)
+    bench.write(*[wrong(1, lsn=10 + i) for i in range(6)])
+    for _ in range(2):  # Opened again, it counts the same.
+        with pytest.raises(LimitError, match=r"6 of the newest 7 events.*unreadable.*dead_letters_max_share"):
+            bench.sink(policy=Landing(dead_letters_max_share=0.005)).catch_up()
+    assert bench.letters() == []
+    bench.sink(policy=Landing(dead_letters_max_share=0.006)).catch_up()
+    assert len(bench.letters()) == 6
+    bench.write(wrong(1, lsn=30))
+    with pytest.raises(LimitError, match="7 of the newest 8 events"):  # Those of earlier windows count.
+        bench.sink(policy=Landing(dead_letters_max_share=0.006)).catch_up()
+
+
+def test_a_replayed_letter_lands_once_and_is_closed(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.write(wrong(1, lsn=10), wrong(2, lsn=11), event("u", 2, "newer", lsn=12))
+    bench.sink().catch_up()
+    bench.write(*[{**event("u", i, "mended", lsn=9 + i), "replay": {"offset": 3 + i}} for i in (1, 2)])
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("mended", "1.00"), 2: ("newer", "1.00")}
+    left = DeadLetters(bench.lake, TABLE).read()
+    assert list(zip(left["log_offset"], left["reason"], strict=True)) == [(5, "unreadable"), (8, "stale")]
+    DeadLetters(bench.lake, TABLE).close([5, 8], reason="discarded", log_id=bench.log_id)
+    assert DeadLetters(bench.lake, TABLE).read().empty
+    replay(bench.lake, SegmentLog(bench.folder), key=("id",), into="landing.again")
+    assert bench.rows("landing.again") == bench.rows()
+
+
+def test_a_value_that_has_no_home_in_a_load_is_a_letter_and_the_load_is_whole(bench: Bench) -> None:
+    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in SOURCE_COLUMNS]))
+    bench.write(event("r", 1), {**event("r", 2), "after": {"id": 2, "status": "new", "total": [1]}}, event("r", 3))
+    bench.writer.append_marker(marker(LOAD_END, 2))
+    bench.writer.sync()
+    bench.sink().catch_up()
+    assert bench.rows().keys() == {1, 3}
+    assert [(x["log_offset"], x["op"]) for x in bench.letters()] == [(2, "r")]
 
 
 def test_a_key_that_was_changed_in_the_registry_alone_is_refused(bench: Bench) -> None:
@@ -241,7 +327,7 @@ def test_events_sent_again_move_the_position_and_no_row(bench: Bench) -> None:
     again.catch_up()
     assert bench.rows() == {1: ("b", "1.00")}
     last = bench.snapshots()[-1]
-    assert last.summary["cdc.events.stale"] == "1"
+    assert last.summary["cdc.events.redelivered"] == "1"
     assert again.position.source == SourcePosition(0, 11, 0)
     assert again.position.log == first.position.log + 1
 
@@ -266,16 +352,80 @@ def test_a_sink_that_dies_anywhere_goes_on_from_the_snapshot_alone(
     assert bench.rows() == fold(getattr(bench, "model", []))
 
 
-def test_two_sinks_on_one_table_the_second_commit_is_refused_and_changes_nothing(bench: Bench) -> None:
+def test_the_older_of_two_sinks_is_fenced_and_stays_so(bench: Bench) -> None:
+    bench.load(1)
+    old = bench.sink()
+    old.catch_up()
+    bench.write(event("u", 1, "a", lsn=10))
+    new = bench.sink()
+    new.catch_up()
+    assert (old.position.epoch, new.position.epoch) == (1, 2)
+    bench.write(event("u", 1, "b", lsn=11))
+    with pytest.raises(FencedError, match=r"epoch 2 owns the table, this one has epoch 1.*stop one"):
+        old.catch_up()
+    again = bench.sink(owner=old.owner)  # The service opens it anew, as the owner that it was.
+    with pytest.raises(FencedError):
+        again.catch_up()
+    assert bench.rows() == {1: ("a", "1.00")}
+    new.catch_up()
+    assert bench.rows() == {1: ("b", "1.00")}
+    assert [s.summary["cdc.owner-epoch"] for s in bench.snapshots()] == ["1", "2", "2"]
+
+
+def test_a_sink_that_read_its_position_before_anothers_commit_is_refused_and_goes_on_from_there(bench: Bench) -> None:
     bench.load(1)
     bench.sink().catch_up()
-    old, new = bench.sink(), bench.sink()
+    late, first = bench.sink(), bench.sink()
     bench.write(event("u", 1, "a", lsn=10))
-    new.catch_up()
-    with pytest.raises(ConflictError, match=r"at window 2, this sink was at 1.*Another sink"):
-        old.catch_up()
+    first.catch_up()
+    with pytest.raises(ConflictError, match="at window 2, this sink was at 1"):
+        late.catch_up()
+    bench.sink(owner=late.owner).catch_up()
     assert bench.rows() == {1: ("a", "1.00")}
     assert len(bench.snapshots()) == 2
+
+
+@pytest.mark.parametrize("landed_it", [True, False])
+def test_a_commit_without_an_answer_is_looked_up_before_it_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, landed_it: bool
+) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    bench.write(event("u", 1, "a", lsn=10))
+    catalog = bench.lake.catalog
+    real = catalog.commit_table
+
+    def lost(*args: Any, **kwargs: Any) -> Any:
+        if landed_it:
+            real(*args, **kwargs)
+        raise OSError("connection reset")
+
+    unsure = bench.sink()
+    unsure._table._claim()
+    monkeypatch.setattr(catalog, "commit_table", lost)
+    with pytest.raises(CommitUnknownError):
+        unsure.catch_up()
+    monkeypatch.setattr(catalog, "commit_table", real)
+    bench.sink(owner=unsure.owner).catch_up()
+    assert bench.rows() == {1: ("a", "1.00")}
+    assert len(bench.snapshots()) == 2
+
+
+def test_an_idle_table_says_again_where_it_stands(bench: Bench) -> None:
+    bench.load(1)
+    sink = bench.sink(policy=Landing(heartbeat=timedelta(seconds=60)))
+    sink.catch_up()
+    for now, snapshots in ((59.0, 1), (61.0, 2), (100.0, 2), (122.0, 3)):
+        bench.now = now
+        sink.step()
+        assert len(bench.snapshots()) == snapshots
+    first, *_, last = bench.snapshots()
+    assert last.summary["cdc.log-position"] == first.summary["cdc.log-position"]
+    assert (last.summary["cdc.heartbeat"], last.summary["cdc.window"]) == ("true", "3")
+    history = bench.lake.history(TABLE)
+    assert history is not None
+    assert history.refs["sink_position"] == last.snapshot_id  # A tag: no expiry takes the newest position.
+    assert bench.sink().position == sink.position
 
 
 def test_a_foreign_commit_in_between_is_taken_in_and_loses_nothing(bench: Bench) -> None:
@@ -302,22 +452,48 @@ def test_the_position_outlives_the_expiry_of_its_snapshot(bench: Bench) -> None:
     assert landing_position(bare) == sink.position
 
 
-def test_a_load_with_other_columns_is_refused_and_goes_on_once_the_table_is_dropped(bench: Bench) -> None:
+def load_with(bench: Bench, columns: tuple[SourceColumn, ...], *rows: dict[str, Any], whole: bool = True) -> None:
+    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in columns]))
+    bench.write(*[{**event("r", 1, lsn=90), "after": row} for row in rows])
+    if whole:
+        bench.writer.append_marker(marker(LOAD_END, 2))
+    bench.writer.sync()
+
+
+def test_a_load_brings_its_own_columns_whatever_the_table_had(bench: Bench) -> None:
+    """status is gone, total is text now, id is the key still, extra is new."""
     bench.load(1)
     bench.sink().catch_up()
-    wider = (*ORDER_COLUMNS, Column("extra", "string", False))
-    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in wider]))
-    row = event("r", 2, lsn=9)
-    row["after"]["extra"] = "e"
-    bench.write(row)
+    columns = (SOURCE_COLUMNS[0], SourceColumn("total", "text", False), SourceColumn("extra", "integer", False))
+    load_with(bench, columns, {"id": 2, "total": "many", "extra": 7}, whole=False)
+    sink = bench.sink()
+    sink.catch_up()
+    assert bench.rows() == {1: ("new", "1.00")}  # Half a load is not seen, nor its columns.
     bench.writer.append_marker(marker(LOAD_END, 2))
     bench.writer.sync()
-    with pytest.raises(ConfigError, match=r"extra string.*Drop landing\.orders"):
+    sink.catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert live_rows(table, ("id",)) == [{"id": 2, "total": "many", "extra": 7}]
+    assert [(f.name, str(f.field_type)) for f in table.schema().fields] == [
+        ("id", "long"),
+        ("total", "string"),
+        ("extra", "int"),
+    ]
+    assert table.schema().find_field("total").field_id > 3  # Another column than the decimal of that name.
+
+
+def test_a_load_whose_key_has_another_type_is_refused_and_goes_on_once_the_table_is_dropped(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    columns = (SourceColumn("id", "text", True), *SOURCE_COLUMNS[1:])
+    load_with(bench, columns, {"id": "x", "status": "new", "total": "1.00"})
+    with pytest.raises(ConfigError, match=r"key column `id` became string, it was long.*Drop landing\.orders"):
         bench.sink().catch_up()
     assert bench.rows().keys() == {1}
     bench.lake.catalog.drop_table(TABLE)
     bench.sink().catch_up()
-    assert bench.rows().keys() == {2}
+    assert bench.rows().keys() == {"x"}
 
 
 def test_changes_before_any_load_are_refused(bench: Bench) -> None:

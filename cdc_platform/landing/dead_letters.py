@@ -1,0 +1,201 @@
+"""Records that could not be applied, in an Iceberg table of their own beside each landing table.
+
+Belongs here: the table, adding to it exactly once, what is open, a person's decision on one. Does not: which records
+these are (`landing/events.py`, `landing/late.py`), applying one again (`landing/sink.py`).
+Rules: letters are committed before the window that leaves them out, so none is lost; each window is found again at
+the same offsets after a crash, and the table says through which offset its letters are complete, so none is
+doubled. A letter is closed by a later row that names its offset: `replayed` (the sink applied it), `discarded` (a person
+did not want it). Nothing is ever deleted from it.
+"""
+
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc_platform.errors import CommitUnknownError, ConflictError
+from cdc_platform.lake.catalog import Lake, history_of
+from cdc_platform.landing.files import write_rows
+from cdc_platform.landing.position import LOG_ID, LOG_POSITION
+from cdc_platform.landing.transaction import cached_transaction, row_delta
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyiceberg.table import Table
+
+NAMESPACE = "dead_letters"
+_PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
+_COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
+CLOSED = {"replayed", "discarded"}
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One row: a record that was not applied, or the word that closes one (`closes` is its offset)."""
+
+    log_offset: int
+    reason: str
+    detail: str = ""
+    op: str = ""
+    key: str = ""
+    source_position: str = ""
+    source_ts_ms: int = 0
+    payload: str = ""
+    closes: int | None = None
+
+
+def dead_letter_table(landing: str) -> str:
+    """Identifier of a landing table's dead letters in the catalog."""
+    return f"{NAMESPACE}.{landing.split('.', 1)[1]}"
+
+
+class DeadLetters:
+    """The dead letters of one landing table. Made with the first of them. Not shared between threads."""
+
+    def __init__(self, lake: Lake, landing: str) -> None:
+        self.name = dead_letter_table(landing)
+        self._lake = lake
+
+    def add(self, letters: Sequence[Letter], *, log_id: str, through: int, window: int) -> int:
+        """Add the letters that the table does not have; return how many. `through` is the log position they reach to.
+
+        Raises ConflictError when another writer added letters meanwhile.
+        """
+        table = self._open()
+        at = _complete(self.name, table)
+        fresh = [x for x in letters if at is None or at[0] != log_id or x.log_offset >= at[1]]
+        if fresh:
+            self._append(table, fresh, log_id=log_id, window=window, complete=(log_id, through), expected=at)
+        return len(fresh)
+
+    def close(self, offsets: Sequence[int], *, reason: str, log_id: str) -> None:
+        """Close letters by a person's word."""
+        table = self._open()
+        at = _complete(self.name, table)
+        letters = [Letter(log_offset=offset, reason=reason, closes=offset) for offset in offsets]
+        self._append(table, letters, log_id=log_id, window=0, complete=None, expected=at)
+
+    def read(self, *, closed: bool = False) -> "pd.DataFrame":
+        """The open letters, oldest first; with `closed`, all rows. Empty when there is no table."""
+        import pandas as pd
+
+        table = self._lake.load(self.name)
+        if table is None:
+            return pd.DataFrame(columns=[name for name, _ in _COLUMNS])
+        rows = table.scan().to_pandas().sort_values(["dead_at", "log_offset"], kind="stable", ignore_index=True)
+        if closed:
+            return rows
+        shut = set(zip(rows["log_id"], rows["closes"], strict=True))
+        is_open = [
+            reason not in CLOSED and (log_id, offset) not in shut
+            for reason, log_id, offset in zip(rows["reason"], rows["log_id"], rows["log_offset"], strict=True)
+        ]
+        return rows[is_open].reset_index(drop=True)
+
+    def _open(self) -> "Table":
+        from pyiceberg.schema import Schema
+        from pyiceberg.types import NestedField
+
+        table = self._lake.load(self.name)
+        if table is not None:
+            return table
+        self._lake.catalog.create_namespace_if_not_exists(NAMESPACE)
+        fields = [NestedField(i, name, kind, required=False) for i, (name, kind) in enumerate(_types(), 1)]
+        return self._lake.catalog.create_table_if_not_exists(self.name, Schema(*fields), properties=_PROPERTIES)
+
+    def _append(
+        self,
+        table: "Table",
+        letters: Sequence[Letter],
+        *,
+        log_id: str,
+        window: int,
+        complete: tuple[str, int] | None,
+        expected: tuple[str, int] | None,
+    ) -> None:
+        import pyarrow as pa
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from sqlalchemy.exc import SQLAlchemyError
+
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "log_id": log_id,
+                "log_offset": x.log_offset,
+                "reason": x.reason,
+                "detail": x.detail,
+                "op": x.op,
+                "key": x.key,
+                "source_position": x.source_position,
+                "source_ts": datetime.fromtimestamp(x.source_ts_ms / 1000, UTC) if x.source_ts_ms else None,
+                "payload": x.payload,
+                "window": window,
+                "dead_at": now,
+                "closes": x.closes,
+            }
+            for x in letters
+        ]
+        schema = table.schema()
+        data = write_rows(table, schema, pa.Table.from_pylist(rows, schema=schema_to_pyarrow(schema)))
+        position = {LOG_ID: complete[0], LOG_POSITION: str(complete[1])} if complete else {}
+
+        def at_expected() -> None:
+            if _complete(self.name, table) != expected:
+                raise ConflictError("another sink added letters", where=self.name, action="It is tried again by itself")
+
+        transaction = cached_transaction(table)
+        try:
+            row_delta()(
+                transaction, data=data, deletes=[], summary=position, replace_all=False, check=at_expected
+            ).commit()
+            if position:
+                transaction.set_properties({_COMPLETE: json.dumps(position)})
+            transaction.commit_transaction()
+        except CommitFailedException as error:
+            raise ConflictError(
+                "other writers won every attempt", where=self.name, action="It is tried again by itself"
+            ) from error
+        except (SQLAlchemyError, OSError, CommitStateUnknownException) as error:
+            raise CommitUnknownError(
+                "the catalog gave no answer to a commit",
+                where=self.name,
+                action="The table's position is read before it is tried again; check the catalog",
+            ) from error
+
+
+_COLUMNS = (
+    ("log_id", "string"),
+    ("log_offset", "long"),
+    ("reason", "string"),
+    ("detail", "string"),
+    ("op", "string"),
+    ("key", "string"),
+    ("source_position", "string"),
+    ("source_ts", "timestamptz"),
+    ("payload", "string"),
+    ("window", "long"),
+    ("dead_at", "timestamptz"),
+    ("closes", "long"),
+)
+
+
+def _types() -> "list[tuple[str, object]]":
+    from pydantic import TypeAdapter
+    from pyiceberg.types import IcebergType
+
+    return [(name, TypeAdapter(IcebergType).validate_python(kind)) for name, kind in _COLUMNS]
+
+
+def _complete(name: str, table: "Table") -> tuple[str, int] | None:
+    """Through which position of which log the letters are complete, None before the first."""
+    history = history_of(name, table)
+    newest = history.newest(lambda s: LOG_POSITION in s.summary)
+    found = newest.summary if newest else json.loads(history.properties.get(_COMPLETE, "{}"))
+    return (found[LOG_ID], int(found[LOG_POSITION])) if found else None

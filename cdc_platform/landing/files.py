@@ -1,0 +1,197 @@
+"""Data and equality-delete files of a landing table, each in the partition where it counts.
+
+Belongs here: partition fields as declared, splitting rows by partition, writing Parquet with Iceberg's statistics.
+Does not: which rows and deletes (`landing/window.py`), committing them (`landing/commit.py`).
+Rules (Iceberg spec, "Scan planning"): an equality delete written under a partition applies to data files of that
+partition alone; one written under an unpartitioned spec applies to all. So where a row's old partition isn't known from
+its key, or data may lie under another spec, deletes are written under the unpartitioned spec. A table that we create has
+one: it is created unpartitioned, and then given its partition fields.
+"""
+
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_platform.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+_FIELD = re.compile(
+    r"(?:(?P<name>bucket|truncate|year|month|day|hour)\(\s*(?:(?P<number>\d+)\s*,\s*)?(?P<column>[^()]+?)\s*\))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionField:
+    """One declared partition field: `transform` as Iceberg spells it (`identity`, `bucket[16]`, `day`)."""
+
+    column: str
+    transform: str
+
+    @classmethod
+    def parse(cls, text: str) -> "PartitionField":
+        """Read `column`, `bucket(16, column)`, `day(column)`: the registry has checked the form."""
+        match = _FIELD.fullmatch(text.strip())
+        if match is None:
+            return cls(text.strip(), "identity")
+        number = f"[{match['number']}]" if match["number"] else ""
+        return cls(match["column"], match["name"] + number)
+
+    @property
+    def name(self) -> str:
+        """The field's name in the partition tuple, as Iceberg's own engines would call it."""
+        kind = self.transform.partition("[")[0]
+        suffix = {"identity": "", "truncate": "_trunc"}.get(kind, f"_{kind}")
+        return self.column + suffix
+
+
+def spec_fields(table: "Table") -> list[PartitionField]:
+    """The partition fields that the table has now."""
+    schema = table.schema()
+    return [PartitionField(schema.find_field(f.source_id).name, str(f.transform)) for f in table.spec().fields]
+
+
+def deletes_follow_partitions(table: "Table", key: Sequence[str]) -> bool:
+    """Whether a key alone tells in which partition its row is: its sources are key columns, and no spec came before.
+
+    Raises ConfigError when neither that nor an unpartitioned spec holds: no delete could then reach every old row.
+    """
+    schema = table.schema()
+    partitioned = [spec for spec in table.specs().values() if not spec.is_unpartitioned()]
+    if not partitioned:
+        return True
+    sources = {schema.find_field(f.source_id).name for f in table.spec().fields}
+    if len(partitioned) == 1 and not table.spec().is_unpartitioned() and sources <= set(key):
+        return True
+    if unpartitioned_spec(table) is None:
+        raise ConfigError(
+            f"a delete could miss its old row: partition columns ({', '.join(sorted(sources)) or 'of an older spec'}) "
+            f"don't follow from the key ({', '.join(key)}), and the table has no unpartitioned spec",
+            where=".".join(table.name()[-2:]),
+            action="Drop the table so that the sink makes it anew, or partition it by key columns only",
+        )
+    return False
+
+
+def unpartitioned_spec(table: "Table") -> "PartitionSpec | None":
+    """The spec under which a delete applies to every partition."""
+    return next((spec for spec in table.specs().values() if spec.is_unpartitioned()), None)
+
+
+def write_rows(table: "Table", schema: "Schema", rows: "pa.Table") -> "list[DataFile]":
+    """Write data files, one for each partition that the rows fall in. They count only once committed."""
+    from pyiceberg.manifest import DataFileContent
+
+    spec = table.spec()
+    return [
+        _write(table, part, schema, DataFileContent.DATA, spec, key)
+        for key, part in _split(rows, spec, schema, prefix="")
+    ]
+
+
+def write_deletes(
+    table: "Table", schema: "Schema", keys: "pa.Table", *, by_partition: bool, partition_prefix: str = ""
+) -> "list[DataFile]":
+    """Write equality-delete files for `keys`' key columns.
+
+    `by_partition`: each under the partition that its columns, prefixed by `partition_prefix`, tell; else one that
+    applies to all.
+    """
+    from pyiceberg.manifest import DataFileContent
+    from pyiceberg.schema import Schema
+
+    by_key = Schema(*[schema.find_field(i) for i in sorted(schema.identifier_field_ids)])
+    spec = table.spec() if by_partition else unpartitioned_spec(table)
+    assert spec is not None, "deletes_follow_partitions() comes first"
+    return [
+        _write(table, part, by_key, DataFileContent.EQUALITY_DELETES, spec, key)
+        for key, part in _split(keys, spec, schema, prefix=partition_prefix)
+    ]
+
+
+def _split(
+    rows: "pa.Table", spec: "PartitionSpec", schema: "Schema", *, prefix: str
+) -> "Iterator[tuple[Any, pa.Table]]":
+    """Rows by partition, with one sort; the partition is None when there is but one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+
+    if spec.is_unpartitioned():
+        yield None, rows
+        return
+    values = {}
+    for number, field in enumerate(spec.fields):
+        source = schema.find_field(field.source_id)
+        name = prefix + source.name
+        column = rows[name if name in rows.column_names else source.name]
+        values[f"p{number}"] = field.transform.pyarrow_transform(source.field_type)(column)
+    of_row = pa.table(values)
+    names = of_row.column_names
+    order = pc.sort_indices(of_row, sort_keys=[(name, "ascending") for name in names])
+    of_row, rows = of_row.take(order), rows.take(order)
+    groups = of_row.group_by(names, use_threads=False).aggregate([([], "count_all")])
+    start = 0
+    for group in groups.to_pylist():
+        # As the table's writers hold it: a date partition is the number of its day.
+        fields = [PartitionFieldValue(f, group[n]) for f, n in zip(spec.fields, names, strict=True)]
+        yield PartitionKey(fields, spec, schema), rows.slice(start, group["count_all"])
+        start += group["count_all"]
+
+
+def _write(
+    table: "Table", rows: "pa.Table", schema: "Schema", content: Any, spec: "PartitionSpec", partition: Any
+) -> "DataFile":
+    import pyarrow.parquet as pq
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+        schema_to_pyarrow,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    arrow = schema_to_pyarrow(schema, include_field_ids=True)
+    is_delete = content == DataFileContent.EQUALITY_DELETES
+    path = table.location_provider().new_data_location(
+        f"{'deletes' if is_delete else 'data'}-{uuid.uuid4()}.parquet", partition
+    )
+    output = table.io.new_output(path)
+    with (
+        output.create() as stream,
+        pq.ParquetWriter(
+            stream, arrow, compression="zstd", compression_level=1, store_decimal_as_integer=True
+        ) as writer,
+    ):
+        writer.write_table(rows.select(arrow.names).cast(arrow))
+    statistics = data_file_statistics_from_parquet_metadata(
+        writer.writer.metadata,
+        compute_statistics_plan(schema, table.metadata.properties),
+        parquet_path_to_id_mapping(schema),
+    )
+    file = DataFile.from_args(
+        content=content,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record() if partition is None else partition.partition,
+        file_size_in_bytes=len(output),
+        sort_order_id=None,
+        key_metadata=None,
+        equality_ids=sorted(f.field_id for f in schema.fields) if is_delete else None,
+        **statistics.to_serialized_dict(),
+    )
+    file.spec_id = spec.spec_id  # PyIceberg 0.12 ignores the argument of that name.
+    return file

@@ -1,0 +1,304 @@
+"""Changes that came after newer ones: sent again, overtaken, or just late.
+
+Belongs here: noticing them, judging each by what the change log holds before it. Does not: applying the others
+(`landing/window.py`), the dead letters' table.
+Rules, for a change at source position p of key k, found at offset o of the log:
+- the same change stands at an earlier offset: it was sent again (Debezium repeats what it had not confirmed), and is
+  dropped;
+- else a change of k with a position after p stands at an earlier offset (or a truncate, or a load that is whole): it is
+  stale, and goes to the dead letters;
+- else nothing of k is newer: it came late and is applied.
+The log is read backwards until a block lies wholly before all that is judged, so disorder within
+`_BLOCK_RECORDS_MIN` records is judged exactly, and re-delivery of any length up to `_LOOK_BACK_BYTES_MAX`. What is not
+decided there is stale: never dropped in silence, never applied on a guess.
+A replayed dead letter is judged by all that came after the letter, and its own first copy does not count.
+"""
+
+# pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_platform.changelog.log import LOAD_END, MARKERS, Batch, ChangeLog
+from cdc_platform.landing.events import COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, REPLAY_OF, Decoded, Decoder, Rejected
+from cdc_platform.landing.position import SourcePosition
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+_BLOCK_RECORDS_MIN = 4_096
+_READ_BYTES_MAX = 8 << 20
+_LOOK_BACK_BYTES_MAX = 256 << 20
+_SEQUENCE_TEXT = re.compile(rb'"sequence"\s*:\s*"(?:[^"\\]|\\.)*"')
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A batch without what was sent again and what is stale."""
+
+    changes: "pa.Table"
+    rejected: list[Rejected]  # Those that were decoded so, and the stale ones.
+    redelivered: int
+    replayed: dict[int, int]  # Offset of a replay that is applied: offset of its dead letter.
+    newest: SourcePosition | None  # Newest source position of all seen.
+    disordered: bool  # Some of `changes` came late.
+
+
+def sift(
+    decoded: Decoded, lines: bytes, newest: SourcePosition | None, *, decoder: Decoder, log: ChangeLog, strict: bool
+) -> Sifted:
+    """Take out of a batch what must not be applied. `newest` is the newest position before it.
+
+    `strict`: applying a change twice would matter, so that even those at `newest` itself are looked for in the log.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    changes, rejected = decoded.changes, list(decoded.rejected)
+    late, high = late_rows(changes, newest, or_equal=strict)
+    replays = pc.is_valid(changes[REPLAY_OF]).to_numpy(zero_copy_only=False)
+    late |= replays
+    shared = Counter(r.source for r in rejected)
+    doubtful = [
+        r
+        for r in rejected
+        if late.any() or shared[r.source] > 1 or (r.source and newest and r.source[:2] <= newest[:2])
+    ]
+    again = _sent_again(doubtful, log) if doubtful else set[int]()
+    rejected = [r for r in rejected if r.offset not in again]
+    # A dead letter has been seen, too: when it is sent again, it comes late.
+    high = max(filter(None, [high, *(r.source for r in rejected)]), default=None)
+    if not late.any():
+        return Sifted(changes, rejected, len(again), {}, high, disordered=False)
+    judged = _judge(changes, late, decoder=decoder, log=log)
+    dropped = [one for one in judged if one.again]
+    stale = [one for one in judged if not one.again and one.why_stale]
+    texts = lines.splitlines() if stale else []
+    rejected += [
+        decoder.rejected(texts[one.offset - decoded.first_offset], one.offset, "stale", one.why_stale) for one in stale
+    ]
+    keep = np.ones(changes.num_rows, dtype=bool)
+    keep[[one.row for one in (*dropped, *stale)]] = False
+    applied = changes.filter(pa.array(replays & keep))
+    return Sifted(
+        changes.filter(pa.array(keep)),
+        rejected,
+        len(again) + len(dropped),
+        dict(zip(applied[OFFSET].to_pylist(), applied[REPLAY_OF].to_pylist(), strict=True)),
+        high,
+        disordered=bool((late & keep).any()),
+    )
+
+
+def late_rows(
+    changes: "pa.Table", newest: SourcePosition | None, *, or_equal: bool = False
+) -> "tuple[np.ndarray, SourcePosition | None]":
+    """Which rows come after one of a newer source position, as a mask, and the newest position of all seen.
+
+    Rows at the newest position itself are not late: of those that share one (a COPY's, both halves of a changed key)
+    some may have been seen and others not, and applying one again changes nothing, for each is of a key of its own.
+    With `or_equal`, those at the position given are late, too. The ordinal does not count: it may begin elsewhere when
+    Debezium resumes inside a transaction (seen). A read outside an initial load is late by its LSN alone, and makes
+    nothing else late: it is no commit.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    late = np.zeros(changes.num_rows, dtype=bool)
+    reads = pc.equal(changes[OP], "r").to_numpy(zero_copy_only=False)
+    if newest is not None and reads.any():
+        late |= reads & (changes[LSN].to_numpy() < newest.lsn)
+    rows = np.flatnonzero(~reads)
+    if not len(rows):
+        return late, newest
+    commit, lsn, ordinal = (changes[name].to_numpy()[rows] for name in (COMMIT_LSN, LSN, ORDINAL))
+    if or_equal and newest is not None:
+        late[rows[(commit == newest.commit_lsn) & (lsn == newest.lsn)]] = True
+    rising = (commit[1:] > commit[:-1]) | ((commit[1:] == commit[:-1]) & (lsn[1:] >= lsn[:-1]))
+    if rising.all() and (newest is None or (int(commit[0]), int(lsn[0])) >= newest[:2]):
+        return late, SourcePosition(int(commit[-1]), int(lsn[-1]), int(ordinal[-1]))  # The common case: no loop.
+    high = newest
+    positions = map(SourcePosition, commit.tolist(), lsn.tolist(), ordinal.tolist())
+    for row, position in zip(rows.tolist(), positions, strict=True):
+        if high is not None and position[:2] < high[:2]:
+            late[row] = True
+        else:
+            high = position
+    return late, high
+
+
+@dataclass
+class _Late:
+    """One change under judgement."""
+
+    row: int  # In the decoded table.
+    offset: int
+    op: str
+    position: tuple[int, int]
+    replay_of: int | None
+    again: bool = False
+    overtaken: bool = False
+    undecided: bool = False
+
+    @property
+    def why_stale(self) -> str:
+        """Why it is stale; empty when it is not."""
+        if self.overtaken:
+            return "a newer change of its key had come before it"
+        if self.undecided:
+            return "it came too late for newer changes of its key to be looked for"
+        return "a truncate that came late can't be applied to older rows alone" if self.op == "t" else ""
+
+    def meet(self, op: str, position: tuple[int, int], offset: int) -> None:
+        """Take note of a record of the same key, or of a truncate, that stands in the log."""
+        if offset >= self.offset or (self.replay_of is not None and offset <= self.replay_of):
+            return
+        if op == self.op and position == self.position:
+            self.again = True
+        elif position > self.position if self.op != "r" else position[1] > self.position[1]:
+            self.overtaken = True
+
+
+class _Docket:
+    """The changes under judgement, by key."""
+
+    def __init__(self, changes: "pa.Table", late: "np.ndarray", decoder: Decoder) -> None:
+        import numpy as np
+
+        self._key = decoder.key
+        self._marked = changes.select(list(self._key)).filter(late)
+        facts = (changes[name].filter(late).to_pylist() for name in (OFFSET, OP, COMMIT_LSN, LSN, REPLAY_OF))
+        self.all = [
+            _Late(row, offset, op, (commit, lsn), replay_of)
+            for row, offset, op, commit, lsn, replay_of in zip(np.flatnonzero(late).tolist(), *facts, strict=True)
+        ]
+        self._by_key: dict[tuple[Any, ...], list[_Late]] = defaultdict(list)
+        for one, values in zip(self.all, self._values(self._marked), strict=True):
+            self._by_key[values].append(one)
+
+    def meet(self, seen: "pa.Table") -> None:
+        """Confront each with the records of its key, and all with truncates."""
+        import pyarrow.compute as pc
+
+        same: Any = None
+        for name in self._key:
+            found = pc.is_in(seen[name], self._marked[name].combine_chunks())
+            same = found if same is None else pc.and_(same, found)
+        met = seen.filter(pc.or_(pc.equal(seen[OP], "t"), same))
+        facts = (met[name].to_pylist() for name in (OP, COMMIT_LSN, LSN, OFFSET))
+        for op, commit, lsn, offset, values in zip(*facts, self._values(met), strict=True):
+            for one in self.all if op == "t" else self._by_key.get(values, ()):
+                one.meet(op, (commit, lsn), offset)
+
+    def _values(self, rows: "pa.Table") -> "Iterator[tuple[Any, ...]]":
+        return zip(*(rows[name].to_pylist() for name in self._key), strict=True)
+
+
+def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: ChangeLog) -> list[_Late]:
+    """Judge the rows that `late` marks by what the log holds before each."""
+    import pyarrow.compute as pc
+
+    is_replay = pc.is_valid(changes[REPLAY_OF]).to_numpy(zero_copy_only=False)
+    streamed, replays = _Docket(changes, late & ~is_replay, decoder), _Docket(changes, late & is_replay, decoder)
+    keys = decoder.of_keys()
+    if streamed.all:
+        _look_back(streamed, keys, log)
+    if replays.all:
+        _look_back_to_the_letters(replays, keys, log)
+    return [*streamed.all, *replays.all]
+
+
+def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
+    """Read backwards until a block lies wholly before all that is judged."""
+    oldest = min(one.position for one in docket.all)
+    oldest_lsn = min(one.position[1] for one in docket.all)
+    read_bytes = 0
+    for block in _blocks_back(log, max(one.offset for one in docket.all), log.newest_load()):
+        read_bytes += len(block.lines)
+        lines, start = _without_marker(block)
+        seen = keys.decode(lines, first_offset=start).changes
+        docket.meet(seen)
+        if seen.num_rows >= _BLOCK_RECORDS_MIN // 2:
+            commit, lsn = seen[COMMIT_LSN].to_pylist(), seen[LSN].to_pylist()
+            if max(zip(commit, lsn, strict=True)) < oldest and max(lsn) < oldest_lsn:
+                return
+        if read_bytes > _LOOK_BACK_BYTES_MAX:
+            for one in docket.all:
+                one.undecided = True
+            return
+
+
+def _look_back_to_the_letters(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
+    """Read all that lies between the dead letters and their replays, however much it is."""
+    letters = [one.replay_of or 0 for one in docket.all]
+    for block in _blocks_back(log, max(one.offset for one in docket.all), min(letters)):
+        lines, start = _without_marker(block)
+        if start > block.start and json.loads(block.lines.partition(b"\n")[0])["op"] == LOAD_END:
+            for one, letter in zip(docket.all, letters, strict=True):
+                one.overtaken |= letter < block.start < one.offset
+        docket.meet(keys.decode(lines, first_offset=start).changes)
+
+
+def _sent_again(rejected: Sequence[Rejected], log: ChangeLog) -> set[int]:
+    """Offsets of the records that stand in the log before, with the same position and the same images."""
+    again: set[int] = set()
+    for one in rejected:
+        line = one.payload.encode()
+        fragment = _SEQUENCE_TEXT.search(line)
+        if one.source is None or fragment is None:
+            continue
+        wanted, read_bytes = _content(line), 0
+        for block in _blocks_back(log, one.offset, log.newest_load()):
+            read_bytes += len(block.lines)
+            if fragment[0] in block.lines and any(
+                fragment[0] in other and _content(other) == wanted for other in block.lines.splitlines()
+            ):
+                again.add(one.offset)
+                break
+            if read_bytes > _LOOK_BACK_BYTES_MAX:
+                break
+    return again
+
+
+def _content(line: bytes) -> str | None:
+    try:
+        event = json.loads(line)
+        return json.dumps([event.get(part) for part in ("op", "before", "after", "replay")])
+    except (ValueError, AttributeError):
+        return None
+
+
+def _without_marker(block: Batch) -> tuple[bytes, int]:
+    """A block's records, and the offset of the first, without the marker that may begin it."""
+    if block.lines.startswith(MARKERS):
+        return block.lines.partition(b"\n")[2], block.start + 1
+    return block.lines, block.start
+
+
+def _blocks_back(log: ChangeLog, end: int, floor: int) -> Iterator[Batch]:
+    """Blocks of the log before `end`, the newest first, larger and larger; none before `floor`."""
+    records = _BLOCK_RECORDS_MIN
+    while end > floor:  # Bounded: each turn ends earlier.
+        start = max(floor, end - records)
+        blocks: list[Batch] = []
+        cursor = start
+        while cursor < end:  # Bounded: each turn reads at least one record.
+            batch = log.read(cursor, bytes_max=_READ_BYTES_MAX)
+            if not batch.lines:
+                break
+            if batch.end > end:
+                lines = b"".join(batch.lines.splitlines(keepends=True)[: end - batch.start])
+                batch = Batch(batch.start, end, lines)
+            blocks.append(batch)
+            cursor = batch.end
+        yield from reversed(blocks)
+        end, records = start, min(2 * records, 16 * _BLOCK_RECORDS_MIN)
