@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from cdc_platform.errors import ConfigError
 from cdc_platform.landing.position import SourcePosition
 from cdc_platform.landing.values import NoHomeError, ValueReader, value_reader
-from cdc_platform.source.types import SourceColumn
+from cdc_platform.registry.model import Policy
+from cdc_platform.source.types import SourceColumn, policy_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +78,8 @@ class Decoder:
     """Decodes one table's records. `key` are the identifier columns.
 
     `kinds` maps the values of the record's field `kind_field` to `KINDS`' names. `routed_by` are columns whose value
-    in the row before is wanted beside the row after. Not `whole`: the records have more columns than these.
+    in the row before is wanted beside the row after. Not `whole`: the records have more columns than these. `types` is
+    what tables.yaml says of values without a home.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Decoder:
         kinds: Mapping[str, str] = KINDS,
         routed_by: Sequence[str] = (),
         whole: bool = True,
+        types: Mapping[str, Policy] | None = None,
     ) -> None:
         import pyarrow as pa
 
@@ -98,11 +101,12 @@ class Decoder:
         self.key = tuple(key)
         self._kind_field = kind_field
         self._kinds = dict(kinds)
+        self._types = dict(types or {})
         self._whole = whole
         self._ops = {value: _OP_OF_KIND[kind] for value, kind in kinds.items()}
         self._own_ops = all(value == op for value, op in self._ops.items())
         self._routed_by = tuple(routed_by)
-        self._readers: dict[str, ValueReader] = {c.name: value_reader(c) for c in columns}
+        self._readers: dict[str, ValueReader] = {c.name: value_reader(c, policy_of(c, self._types)) for c in columns}
         row = [pa.field(name, reader.json_type) for name, reader in self._readers.items()]
         self._before = {*self.key, *self._routed_by}
         self._schema = pa.schema(
@@ -174,6 +178,7 @@ class Decoder:
             kind_field=self._kind_field,
             kinds=self._kinds,
             whole=False,
+            types=self._types,
         )
 
     def _nothing(self) -> "pa.Table":

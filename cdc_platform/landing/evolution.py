@@ -11,7 +11,7 @@ sends no event for it. The convergence checks find it.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_platform.errors import ConfigError
@@ -75,6 +75,7 @@ class AddColumn:
     doc: str
 
 
+Home = Callable[[SourceColumn], str | None]
 Step = DropColumn | RenameColumn | WidenColumn | AddColumn
 
 
@@ -97,15 +98,17 @@ def evolution(
     table: str,
     key: Collection[str],
     named: Mapping[str, Collection[str]],
+    home: Home = lambda column: iceberg_type(column.type),
 ) -> Evolution:
     """Return how landing gets from `before` to `after`.
 
-    `table` is the name in tables.yaml, `named` the columns that each of its entries names (`curated.contract`).
+    `table` is the name in tables.yaml, `named` the columns that each of its entries names (`curated.contract`), `home`
+    the Iceberg type that a column gets, None where it has none.
     A column's number tells a rename from a drop and an add; where it is not known (0), names stand for it.
 
     Raises ConfigError with the reason and the remedy where landing can't follow.
     """
-    rule = _Rule(table, key, named)
+    rule = _Rule(table, key, named, home)
     rule.refuse_unreadable(after)
     pairs = rule.pairs(before, after)
     kept = {id(new): old for old, new in pairs}
@@ -137,6 +140,7 @@ class _Rule:
     table: str
     key: Collection[str]
     named: Mapping[str, Collection[str]]
+    home: Home
 
     def refusal(self, what: str, action: str | None = None) -> ConfigError:
         return ConfigError(
@@ -208,7 +212,7 @@ class _Rule:
         return steps
 
     def added(self, new: SourceColumn) -> AddColumn:
-        home = _home(new.type)
+        home = self.home(new)
         if home is None:
             raise self.refusal(
                 f"column `{new.name}` is new and has type {new.type}, which is not supported",
@@ -224,7 +228,7 @@ class _Rule:
     def retyped(self, old: SourceColumn, new: SourceColumn) -> tuple[SourceColumn, str | None]:
         """What the column stands for now, and the Iceberg type that it is widened to, if it is."""
         if old.type == new.type or _is_same_or_wider(_parts(old.type), _parts(new.type)):
-            was, becomes = _home(old.type), _home(new.type)
+            was, becomes = self.home(old), self.home(new)
             new = replace(new, number=new.number or old.number)
             if was == becomes:
                 return new, None
@@ -238,10 +242,6 @@ class _Rule:
             f"the type of column `{new.name}` changed from {old.type} to {new.type}, which may have changed values "
             "that no event tells"
         )
-
-
-def _home(postgres: str) -> str | None:
-    return "string" if postgres == "enum" else iceberg_type(postgres)
 
 
 @dataclass(frozen=True, slots=True)
