@@ -29,6 +29,11 @@ _PACKAGES = (
 )
 
 
+def results_file(name: str, kind: str = "json") -> Path:
+    """Where a benchmark's results are, or its plot."""
+    return _FOLDER / f"{name}.{kind}"
+
+
 def write_results(name: str, *, scale: str, figures: Mapping[str, Any]) -> Path:
     """Write benchmarks/results/<name>.json and return it; an earlier run's is replaced."""
     machine = {
@@ -48,7 +53,7 @@ def write_results(name: str, *, scale: str, figures: Mapping[str, Any]) -> Path:
         "versions": versions,
     }
     _FOLDER.mkdir(exist_ok=True)
-    file = _FOLDER / f"{name}.json"
+    file = results_file(name)
     file.write_text(json.dumps(result, indent=2) + "\n")
     return file
 

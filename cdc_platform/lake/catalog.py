@@ -10,9 +10,9 @@ sink (`landing/commit.py`).
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from cdc_platform.errors import UnavailableError
@@ -70,11 +70,15 @@ class Lake:
         return None if loaded is None else history_of(table, loaded)
 
 
-def history_of(name: str, table: "Table") -> TableHistory:
-    """Turn PyIceberg's metadata into our values."""
-    metadata = table.metadata
-    snapshots = {
-        s.snapshot_id: Snapshot(
+class _Snapshots(Mapping[int, Snapshot]):
+    """PyIceberg's snapshots as our values, each made when it is asked for: a commit asks for the newest alone."""
+
+    def __init__(self, snapshots: Iterable[Any]) -> None:
+        self._raw = {s.snapshot_id: s for s in snapshots}
+
+    def __getitem__(self, snapshot_id: int) -> Snapshot:
+        s = self._raw[snapshot_id]
+        return Snapshot(
             snapshot_id=s.snapshot_id,
             parent_id=s.parent_snapshot_id,
             sequence_number=s.sequence_number or 0,
@@ -82,8 +86,21 @@ def history_of(name: str, table: "Table") -> TableHistory:
             timestamp_ms=s.timestamp_ms,
             summary=dict(s.summary.additional_properties) if s.summary else {},
         )
-        for s in metadata.snapshots
-    }
+
+    def __contains__(self, snapshot_id: object) -> bool:
+        return snapshot_id in self._raw
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+
+def history_of(name: str, table: "Table") -> TableHistory:
+    """Turn PyIceberg's metadata into our values."""
+    metadata = table.metadata
     columns = tuple(Column(f.name, str(f.field_type), f.required, f.doc or "") for f in table.schema().fields)
     refs = {ref: r.snapshot_id for ref, r in metadata.refs.items()}
+    snapshots = _Snapshots(metadata.snapshots)
     return TableHistory(name, columns, metadata.current_snapshot_id, snapshots, dict(metadata.properties), refs)

@@ -53,11 +53,15 @@ class TableHistory:
         return self.snapshots.get(self.head_id) if self.head_id is not None else None
 
     def ancestry(self) -> Iterator[Snapshot]:
-        """The head and its parents, newest first; ends where a parent has been expired."""
-        unvisited = dict(self.snapshots)
+        """The head and its parents, newest first; ends where a parent has been expired.
+
+        Only snapshots that are asked for are looked at: most callers want one of the newest.
+        """
+        visited = set[int]()
         cursor = self.head_id
-        while cursor is not None and cursor in unvisited:  # Bounded: each turn takes one out.
-            snapshot = unvisited.pop(cursor)
+        while cursor is not None and cursor in self.snapshots and cursor not in visited:  # Bounded by `visited`.
+            visited.add(cursor)
+            snapshot = self.snapshots[cursor]
             yield snapshot
             cursor = snapshot.parent_id
 

@@ -127,7 +127,7 @@ class LandingTable:
 
     @property
     def routed_by(self) -> tuple[str, ...]:
-        """Columns whose value in the row before tells the partition that a delete belongs to; none when the key does."""
+        """Columns whose value in the row before tells which partition a delete belongs to; none when the key does."""
         if self._table is None or self._deletes_by_key:
             return ()
         return tuple(f.column for f in spec_fields(self._table))
@@ -167,7 +167,7 @@ class LandingTable:
         return True
 
     def stage(self, steps: Sequence[SchemaStep], columns: Sequence[SourceColumn]) -> None:
-        """Have the next commit change the schema by `steps`, each an update of its own; files are written for it now."""
+        """Have the next commit change the schema by `steps`, each an update of its own; files are written for it."""
         from pyiceberg.table import Transaction
 
         transaction = Transaction(self._loaded)
