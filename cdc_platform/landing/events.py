@@ -101,7 +101,7 @@ class Decoder:
         self.key = tuple(key)
         self._kind_field = kind_field
         self._kinds = dict(kinds)
-        self._types = dict(types or {})
+        self._types: Mapping[str, Policy] = types or {}
         self._whole = whole
         self._ops = {value: _OP_OF_KIND[kind] for value, kind in kinds.items()}
         self._own_ops = all(value == op for value, op in self._ops.items())
