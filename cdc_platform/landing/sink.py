@@ -176,8 +176,6 @@ class TableSink:
             )
         decoded = self._decoder.decode(batch.lines, first_offset=batch.start)
         changes = decoded.changes
-        for kind, count in decoded.passed.items():
-            self._window.counts[kind] += count
         if self._load is not None:
             import pyarrow.compute as pc
 
@@ -190,6 +188,8 @@ class TableSink:
             decoded = replace(decoded, changes=changes.filter(pc.invert(is_read)))
         if self._follows:
             self._stream(decoded, batch.lines)
+        for kind, count in decoded.passed.items():
+            self._window.counts[kind] += count
 
     def _stream(self, decoded: Decoded, lines: bytes) -> None:
         """Add what is neither sent again nor stale to the window."""
