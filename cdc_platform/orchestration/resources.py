@@ -17,6 +17,7 @@ from cdc_platform.operations import Operations, Stage
 
 if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
+    from cdc_platform.source.slot import SlotLag
 
 
 class Tables(Protocol):
@@ -40,6 +41,10 @@ class Tables(Protocol):
 
     def rewrite_data_files(self, name: str) -> RewriteEffect:
         """Rewrite the landing table's files."""
+        ...
+
+    def slot_lag(self, name: str) -> "SlotLag":
+        """How much WAL the table's source keeps for capture. What can't be known raises."""
         ...
 
     def converge(self, name: str, stage: Stage) -> "Verdict":

@@ -285,9 +285,9 @@ def test_a_replayed_record_stands_where_it_was_sent(shop: Shop) -> None:
 def test_status_tells_the_kinds_of_records_and_the_slots_lag(shop: Shop) -> None:
     shop.sql("SELECT pg_logical_emit_message(true, 'another.application', 'x')")
     until(lambda: shop.status().facts.get("records", {}).get("message") == 1, "not counted")
-    until(lambda: shop.status().facts.get("slot") is not None, "the slot was not read")
+    until(lambda: (shop.status().facts.get("slot") or {}).get("active"), "the slot was not read")
     slot = shop.status().facts["slot"]
-    assert (slot["active"], slot["wal_status"]) == (True, "reserved")
+    assert slot["wal_status"] == "reserved"
     assert 0 <= slot["unconfirmed_bytes"] <= slot["retained_bytes"]
     with shop.stack.paused(CAPTURE):
         shop.sql("INSERT INTO drift (a, s) SELECT i, repeat('x', 500) FROM generate_series(1, 9000) AS i")

@@ -20,6 +20,7 @@ from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS
 from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles
 from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
 from cdc_platform.registry.model import Registry
+from cdc_platform.source.slot import SlotLag
 
 COLUMNS = (Column("order_id", "long", True, "The key"), Column("status", "string", False))
 
@@ -65,6 +66,9 @@ class FakeTables:
     broken: dict[str, Exception] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     spark_is_down: bool = False
+    slot: SlotLag | None = field(
+        default_factory=lambda: SlotLag(3 << 30, 5000, "reserved", None, active=False, inactive_s=1.5)
+    )
     _ids: int = 0
 
     def require_spark(self) -> None:
@@ -112,6 +116,11 @@ class FakeTables:
         before = TableFiles(12, 11, 400, 9000, FilesOpened(12, 11), 7, 1.5)
         after = TableFiles(1, 0, 0, 4000, FilesOpened(1, 0), 7, 0.25)
         return RewriteEffect(self.commit(name, "replace"), before, after, 2.0)
+
+    def slot_lag(self, name: str) -> SlotLag:
+        if self.slot is None:
+            raise UnavailableError("the source does not answer", where=name, action="Start it")
+        return self.slot
 
     def converge(self, name: str, stage: str) -> Verdict:  # noqa: ARG002  The interface.
         return self.verdicts[stage]

@@ -59,6 +59,7 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
             "curated_orders_converged",
             "landing_orders_converged",
             "maintenance__rewrite_data_files__orders_automation_succeeds",
+            "source__public__orders_slot_lag_is_bounded",
         ],
     }
 
@@ -71,4 +72,4 @@ def test_a_table_without_sums_or_distribution_declares_only_the_checks_it_can_an
     registry = d.registry.model_copy(update={"tables": {"orders": bare}})
     defs = build_defs(type(d)(d.project, registry))
     keys = {key for check in defs.asset_checks or () for key in check.check_keys}
-    assert {key.name for key in keys} == {"row_count_matches", "automation_succeeds"}
+    assert {key.name for key in keys} == {"row_count_matches", "automation_succeeds", "slot_lag_is_bounded"}
