@@ -154,7 +154,11 @@ KINDS = [
     *kinds("timestamp[]", "'{2024-01-01 00:00:00.123456}'"),
     *kinds("timestamptz[]", "'{2024-01-01 00:00:00.123456+02}'"),
     *kinds("cidr[]; macaddr[]; int4range[]", "'{NULL}'", landed="{v}::text[]"),
-    *kinds("inet[]", "'{10.0.0.1,10.0.0.0/8,NULL}'", landed="CASE WHEN {v} IS NOT NULL THEN ARRAY['10.0.0.1', '10.0.0.0/8', NULL] END"),
+    *kinds(
+        "inet[]",
+        "'{10.0.0.1,10.0.0.0/8,NULL}'",
+        landed="CASE WHEN {v} IS NOT NULL THEN ARRAY['10.0.0.1', '10.0.0.0/8', NULL] END",
+    ),
     *kinds("macaddr8[]", "'{08:00:2b:01:02:03:04:05}'", landed="{v}::text[]"),
     *kinds("tstzrange[]; tsrange[]; daterange[]", "'{\"[2024-01-01,)\"}'", landed="{v}::text[]"),
     *kinds("numrange[]; int8range[]", "'{\"[1,2)\",NULL}'", landed="{v}::text[]"),
