@@ -110,15 +110,19 @@ def columns_of(
 
     A column is the catalog's of that name and type if its entry was last touched by a transaction older than the
     writer: it has the table's lock to itself, so nothing came between. Else it is the known one if that still agrees;
-    else the catalog's if the number proves it: the same as the known one's, or new ones that stand in the catalog
-    exactly as in the record, with none of the later numbers dropped.
+    else the catalog's if the number proves it: the same as the known one's, or new ones that follow the known in the
+    catalog exactly as in the record, with no number between that is gone (numbers are given in order).
     """
     now = {k.column.name: k for k in catalog.columns}
     before = {c.name: (c, d) for c, d in zip(known.columns, known.declared, strict=True)} if known else {}
     last = max((c.number for c, _ in before.values()), default=0)
-    later = [k.column.name for k in catalog.columns if k.column.number > last]
     added = [c.name for c in record if c.name not in before]
-    in_place = last > 0 and later[: len(added)] == added and not any(n > last for n in catalog.dropped)
+    later = [k.column for k in catalog.columns if k.column.number > last][: len(added)]
+    in_place = (
+        last > 0
+        and [c.name for c in later] == added
+        and not any(last < n <= later[-1].number for n in catalog.dropped if later)
+    )
 
     columns: list[SourceColumn] = []
     declared: list[Declared | None] = []

@@ -62,6 +62,11 @@ def newest_marker(folder: Path) -> str | None:
     return next((kind for _, kind in _load_markers(folder)), None)
 
 
+def newest_load_begin(folder: Path) -> int | None:
+    """Offset of the newest load's beginning, whole or not; None when none ever began."""
+    return next((offset for offset, kind in _load_markers(folder) if kind == LOAD_BEGIN), None)
+
+
 def newest_columns(folder: Path) -> dict[str, Any] | None:
     """The newest marker that says which columns the records have; None when there is none."""
     return next((found for _, found in _markers(folder) if "columns" in found), None)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "dead_letters"
 _PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
-_COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
+COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
 CLOSED = {"replayed", "discarded"}
 
 
@@ -156,7 +156,7 @@ class DeadLetters:
                 transaction, data=data, deletes=[], summary=position, replace_all=False, check=at_expected
             ).commit()
             if position:
-                transaction.set_properties({_COMPLETE: json.dumps(position)})
+                transaction.set_properties({COMPLETE: json.dumps(position)})
             transaction.commit_transaction()
         except CommitFailedException as error:
             raise ConflictError(
@@ -197,5 +197,5 @@ def _complete(name: str, table: "Table") -> tuple[str, int] | None:
     """Through which position of which log the letters are complete, None before the first."""
     history = history_of(name, table)
     newest = history.newest(lambda s: LOG_POSITION in s.summary)
-    found = newest.summary if newest else json.loads(history.properties.get(_COMPLETE, "{}"))
+    found = newest.summary if newest else json.loads(history.properties.get(COMPLETE, "{}"))
     return (found[LOG_ID], int(found[LOG_POSITION])) if found else None

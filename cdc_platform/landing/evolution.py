@@ -11,11 +11,12 @@ sends no event for it. The convergence checks find it.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.source.types import SourceColumn, iceberg_type
+from cdc_platform.registry.model import Policy
+from cdc_platform.source.types import SourceColumn, iceberg_type, policy_of
 
 _PLATFORMS_OWN = "__cdc_"
 _INTEGERS = ("smallint", "integer", "bigint")
@@ -75,7 +76,6 @@ class AddColumn:
     doc: str
 
 
-Home = Callable[[SourceColumn], str | None]
 Step = DropColumn | RenameColumn | WidenColumn | AddColumn
 
 
@@ -98,17 +98,17 @@ def evolution(
     table: str,
     key: Collection[str],
     named: Mapping[str, Collection[str]],
-    home: Home = lambda column: iceberg_type(column.type),
+    types: Mapping[str, Policy] | None = None,
 ) -> Evolution:
     """Return how landing gets from `before` to `after`.
 
-    `table` is the name in tables.yaml, `named` the columns that each of its entries names (`curated.contract`), `home`
-    the Iceberg type that a column gets, None where it has none.
+    `table` is the name in tables.yaml, `named` the columns that each of its entries names (`curated.contract`), `types`
+    its `landing.types`.
     A column's number tells a rename from a drop and an add; where it is not known (0), names stand for it.
 
     Raises ConfigError with the reason and the remedy where landing can't follow.
     """
-    rule = _Rule(table, key, named, home)
+    rule = _Rule(table, key, named, types or {})
     rule.refuse_unreadable(after)
     pairs = rule.pairs(before, after)
     kept = {id(new): old for old, new in pairs}
@@ -140,7 +140,11 @@ class _Rule:
     table: str
     key: Collection[str]
     named: Mapping[str, Collection[str]]
-    home: Home
+    types: Mapping[str, Policy]
+
+    def home(self, column: SourceColumn) -> str | None:
+        """The Iceberg type of the column's values, None when they have none."""
+        return iceberg_type(column.type, policy_of(column, self.types))
 
     def refusal(self, what: str, action: str | None = None) -> ConfigError:
         return ConfigError(

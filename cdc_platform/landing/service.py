@@ -9,6 +9,7 @@ table another sink has taken over stays closed until the service is started anew
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -47,7 +48,8 @@ class _Served:
             if not isinstance(error, CdcError):
                 traceback.print_exc()
             if self.sink is not None:
-                self.sink.close()
+                with suppress(OSError):  # What is left behind are files that no table names.
+                    self.sink.close()
             self.sink, self.error = None, _known(error, self.name)
             self.retry_at = time.monotonic() + self.wait_s
             self.wait_s = min(2 * self.wait_s, _RETRY_MAX_S)

@@ -224,11 +224,24 @@ class TableSink:
             table=self._table.name.split(".", 1)[1],
             key=self._key,
             named=self._named,
-            home=self._home,
+            types=self._policy.types,
         )
         if follows.steps:
             self._table.evolve(follows)
         self._taken = self._decoder.columns
+
+    def _refuse_other_homes(self) -> None:
+        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
+        stands = {c.name: c.type for c in self._table.landing_columns}
+        for column in self._table.columns:
+            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
+            if wanted is not None and stands.get(column.name, wanted) != wanted:
+                raise ConfigError(
+                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
+                    where=self._table.name,
+                    action="Take a new load of this table: `cdc-platform reload "
+                    f"{self._table.name.split('.', 1)[1]}`; or put the policy back",
+                )
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
@@ -300,31 +313,16 @@ class TableSink:
             self._table.name,
             columns,
             self._key,
+            types=self._policy.types,
             kind_field=self._policy.change_type.column,
             kinds=self._policy.change_type.map,
             routed_by=self._table.routed_by if self._by_before_image else (),
-            types=self._policy.types,
         )
 
     def _landing_columns(self) -> tuple[Column, ...]:
         assert self._decoder is not None
-        return tuple(Column(c.name, self._home(c) or "string", c.required, c.doc) for c in self._decoder.columns)
-
-    def _home(self, column: SourceColumn) -> str | None:
-        return iceberg_type(column.type, policy_of(column, self._policy.types))
-
-    def _refuse_other_homes(self) -> None:
-        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
-        stands = {c.name: c.type for c in self._table.landing_columns}
-        for column in self._table.columns:
-            wanted = self._home(column)
-            if wanted is not None and stands.get(column.name, wanted) != wanted:
-                name = self._table.name.split(".", 1)[1]
-                raise ConfigError(
-                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
-                    where=self._table.name,
-                    action=f"Take a new load of this table (`cdc-platform reload {name}`), or put the policy back",
-                )
+        readers = self._decoder.readers
+        return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc

@@ -81,6 +81,9 @@ class Source(_Declared):
     """A database whose changes are captured."""
 
     postgres: Postgres
+    slot_lag_max_mb: int = Field(
+        default=1024, ge=1, description="WAL that the source may keep for capture before `slot_lag_is_bounded` fails."
+    )
 
 
 class Convergence(_Declared):
@@ -252,6 +255,9 @@ class Stack(_Declared):
     ports: Ports = Ports()
     spark_memory_mb: int = Field(default=3072, ge=1024, description="Spark driver's heap.")
     capture_memory_mb: int = Field(default=1024, ge=256, description="Debezium's heap, for each source.")
+    disk_free_min_mb: int = Field(
+        default=1024, ge=16, description="Free space on the state folder's disk below which capture holds still."
+    )
 
 
 class Registry(_Declared):

@@ -81,6 +81,8 @@ def test_columns_added_one_after_another_while_capture_was_down_are_known_by_the
     catalog = now(("id", 1, BEFORE), ("a", 2, AFTER), ("b", 3, AFTER))
     assert found("id", "a", catalog=catalog, old=known(("id", 1))) == [("id", 1), ("a", 2)]
     assert found("id", "a", "b", catalog=catalog, old=known(("id", 1))) == [("id", 1), ("a", 2), ("b", 3)]
+    gone_since = replace(catalog, dropped=frozenset({4}))
+    assert found("id", "a", "b", catalog=gone_since, old=known(("id", 1))) == [("id", 1), ("a", 2), ("b", 3)]
 
 
 def test_what_is_not_proven_is_unknown() -> None:

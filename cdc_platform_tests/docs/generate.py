@@ -21,7 +21,7 @@ import cdc_platform
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
 from cdc_platform.cli import main as root
 from cdc_platform.hops import merge
-from cdc_platform.landing import position, window
+from cdc_platform.landing import commit, dead_letters, events, position
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
 from cdc_platform.source import types as source_types
@@ -280,6 +280,10 @@ _LANDING = {
     "LSN ends the transaction before the event's own, the ordinal counts within the transaction from 1. Absent "
     "before the first streamed event.",
     position.SOURCE_TS_MS: "Commit time of the newest event at the source, milliseconds since 1970, UTC.",
+    position.OWNER_EPOCH: "Number of the sink that wrote it: each that takes a table over has the next number, and "
+    "fences those before it.",
+    position.HEARTBEAT: "`true` on a snapshot that changes nothing and says again where the table stands.",
+    position.LOAD_LSN: "LSN of that load's rows at the source, an integer. Absent when it brought none.",
     position.LOAD_POSITION: "Change-log position after the newest complete initial load. Absent before one: such "
     "a table is not merged.",
 }
@@ -295,7 +299,12 @@ _EVENTS = {
     "delete": "Deletes.",
     "read": "Rows of an initial load.",
     "truncate": "Truncates.",
-    "stale": "Events delivered again after a restart, which were dropped.",
+    "redelivered": "Events sent again after a restart, which were dropped.",
+    "stale": "Events that came after a newer one of their key: in the dead letters.",
+    "dead": "Events that could not be applied: in the dead letters.",
+    "message": "Logical messages, which change no row.",
+    "tombstone": "Null records, which change no row: the delete before them did.",
+    "other": "Records without a change: heartbeats, transaction marks.",
 }
 _RUN_TAGS = {
     automation.TABLE_TAG: "Name of the table in tables.yaml.",
@@ -313,18 +322,25 @@ def metadata_keys() -> str:
         "got it there. The prefix `cdc.` is the platform's; a property of yours may not use it. Spark shows the "
         "keys with `SELECT summary FROM lake.landing.orders.snapshots`."
     )
-    events = {position.EVENTS + kind: told for kind, told in _EVENTS.items()}
+    counts = {position.EVENTS + kind: told for kind, told in _EVENTS.items()}
     properties = {
         f"{position.PROPERTY}<sink id>": "The snapshot keys above (but the event counts) as JSON, set by the "
-        "same commit: it outlives another engine's `expire_snapshots`."
+        "same commit: it outlives another engine's `expire_snapshots`.",
+        f"{commit.OWNER}<sink id>": "`<epoch>:<word>` of the sink that owns the table. One that finds another's stops.",
+        commit.SOURCE_COLUMNS: "The columns as the source had them when the table took them, as JSON.",
+    }
+    dead_letters_keys = {
+        position.LOG_POSITION: "Through which position of the log (`cdc.log-id`) the letters are complete.",
+        dead_letters.COMPLETE: "Property: both as JSON; it outlives another engine's expiry.",
     }
     curated_properties = {
         merge.COMPLETE_THROUGH: "`<landing snapshot>:<curated head>`, after a merge that found nothing to commit: "
         "complete through that snapshot for as long as that is the head."
     }
     tags = {
+        position.POSITION_TAG: "On `landing.<table>`: the sink's newest snapshot. It keeps expiry from taking it.",
         merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
-        "equal to. It keeps `expire_snapshots` from taking it."
+        "equal to. It keeps `expire_snapshots` from taking it.",
     }
     markers = {
         LOAD_BEGIN: "A load begins; `ts_ms`, and `columns` with name, the source's type, required and doc.",
@@ -332,8 +348,9 @@ def metadata_keys() -> str:
     }
     sections: list[tuple[str, str, dict[str, str]]] = [
         ("Snapshot summary of landing", "", _LANDING),
-        ("", "Counts of change events in the window; a kind that did not occur is absent:", events),
+        ("", "Counts of change events in the window; a kind that did not occur is absent:", counts),
         ("Table properties of landing", "", properties),
+        ("Dead letters", "On `dead_letters.<table>`:", dead_letters_keys),
         ("Snapshot summary of curated", "", _CURATED),
         ("Table properties of curated", "", curated_properties),
         ("Tags", "", tags),
@@ -363,7 +380,7 @@ def keys_written() -> set[str]:
 
 def event_kinds() -> set[str]:
     """Kinds of events that a window counts."""
-    return {*window._NAMES.values(), "stale"}
+    return {*events.KINDS.values(), "stale", "dead", "redelivered", "tombstone", "other"}
 
 
 PAGES: dict[str, Callable[[], str]] = {
