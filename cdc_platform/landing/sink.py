@@ -230,19 +230,6 @@ class TableSink:
             self._table.evolve(follows)
         self._taken = self._decoder.columns
 
-    def _refuse_other_homes(self) -> None:
-        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
-        stands = {c.name: c.type for c in self._table.landing_columns}
-        for column in self._table.columns:
-            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
-            if wanted is not None and stands.get(column.name, wanted) != wanted:
-                raise ConfigError(
-                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
-                    where=self._table.name,
-                    action="Take a new load of this table: `cdc-platform reload "
-                    f"{self._table.name.split('.', 1)[1]}`; or put the policy back",
-                )
-
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
         for one in rejected:
@@ -323,6 +310,19 @@ class TableSink:
         assert self._decoder is not None
         readers = self._decoder.readers
         return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
+
+    def _refuse_other_homes(self) -> None:
+        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
+        stands = {c.name: c.type for c in self._table.landing_columns}
+        for column in self._table.columns:
+            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
+            if wanted is not None and stands.get(column.name, wanted) != wanted:
+                name = self._table.name.split(".", 1)[1]
+                raise ConfigError(
+                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
+                    where=self._table.name,
+                    action=f"Take a new load of this table (`cdc-platform reload {name}`), or put the policy back",
+                )
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc
