@@ -221,9 +221,8 @@ def _columns_text(history: TableHistory) -> str:
 def _landing_events(
     name: str, table: Table, history: TableHistory, newest: Snapshot, before: Seen
 ) -> Iterator[dg.AssetMaterialization]:
-    unreported = list(
-        takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, filter(advanced, history.ancestry()))
-    )
+    windows = filter(advanced, history.ancestry())
+    unreported = list(takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, windows))
     position: dict[str, Any] = {"log_position": newest.summary[LOG_POSITION]}
     if source_lsn := newest.summary.get(SOURCE_LSN):
         position["source_lsn"] = source_lsn
