@@ -368,4 +368,4 @@ def test_an_update_without_an_unchanged_large_value_is_a_dead_letter(source: Sou
     landed = source.landed("strict")[number]
     assert (landed["note"] == note, str(landed["n"])) == (True, "1.00")
     reason, detail = source.letters("strict")[f'{{"id": {number}}}']
-    assert (reason, detail) == ("unavailable", "unavailable: column `note`")
+    assert (reason, detail.split(":")[0]) == ("unavailable", "column `note`")

@@ -607,3 +607,17 @@ def test_equality_ids_are_ints_as_the_specification_says(bench: Bench) -> None:
     header = Path(deletes.manifest_path.removeprefix("file://")).read_bytes().decode("latin1")  # The schema is plain.
     ids = header[header.index('"name": "equality_ids"') :][:300]
     assert '"items": "int"' in ids, ids
+
+
+def test_a_policy_that_makes_another_type_of_a_column_waits_for_a_load(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    bench.write(event("u", 1, "x", total="2.50", lsn=10))
+    spelled = Landing(types={"numeric": "string"})
+    with pytest.raises(ConfigError, match=r"makes column `total` a string, the table has a decimal\(12, 2\)") as raised:
+        bench.sink(policy=spelled).catch_up()
+    assert "cdc-platform reload " in raised.value.action
+    bench.load(1, 2, lsn=20)
+    bench.write(event("u", 2, "y", total="NAN", lsn=30))
+    bench.sink(policy=spelled).catch_up()
+    assert bench.rows() == {1: ("new", "1.00"), 2: ("y", "NaN")}
