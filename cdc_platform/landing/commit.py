@@ -335,9 +335,10 @@ class LandingTable:
             return
         if self._owner.epoch:
             raise self._fenced(found)
-        self._owner.epoch = int(found.partition(":")[0]) + 1
+        taken = Owner(self._owner.word, int(found.partition(":")[0]) + 1)
         with self._loaded.transaction() as transaction:
-            transaction.set_properties({OWNER + sink_id(self.name): str(self._owner)})
+            transaction.set_properties({OWNER + sink_id(self.name): str(taken)})
+        self._owner.epoch = taken.epoch  # Not before: a claim that failed, or whose answer was lost, is made again.
 
     def _require_place(self, before: LandingPosition, spec_ids: set[int]) -> None:
         """Whether the running attempt's base is owned by us, stands where we were, and takes our data files."""

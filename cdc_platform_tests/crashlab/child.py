@@ -20,8 +20,8 @@ from cdc_platform.faults import Step, arm
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.commit import Owner
 from cdc_platform_tests.crashlab.history import Shape
-from cdc_platform_tests.crashlab.plan import Fault
-from cdc_platform_tests.crashlab.product import SlicedLog, Switch, open_sink, switch_off
+from cdc_platform_tests.crashlab.plan import CatalogStep, Fault
+from cdc_platform_tests.crashlab.product import SlicedLog, Switch, around_catalog, open_sink, switch_off
 
 _OPENED_MAX = 4  # As often the service would open a sink again before the lab calls it stuck.
 
@@ -86,7 +86,7 @@ def _arm(fault: Fault | None, pipe: Connection) -> Callable[[], bool]:
     arrivals = 0
     met = False
 
-    def on(step: Step) -> None:
+    def on(step: Step | CatalogStep) -> None:
         nonlocal arrivals, met
         if fault is None or step != fault.step or met:
             return
@@ -106,4 +106,5 @@ def _arm(fault: Fault | None, pipe: Connection) -> Callable[[], bool]:
                 pipe.recv()
 
     arm(on)
+    around_catalog(on)
     return lambda: met

@@ -19,6 +19,7 @@ from cdc_platform_tests.crashlab.model import Record
 
 Kind = Literal["kill", "answer", "conflict", "zombie", "duplicate", "reorder", "poison"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+CatalogStep = Literal["catalog asked", "catalog answered"]  # By any commit: a claim's and the dead letters' too.
 SINK_STEPS: tuple[Step, ...] = ("parquet written", "commit sent", "commit answered")
 REORDER_MAX = 12
 REDELIVER_MAX = 60
@@ -31,7 +32,7 @@ class Fault:
     """One fault. `nth`: at which arrival at `step`. `detail`: what another writer does, or how data is disturbed."""
 
     kind: Kind
-    step: Step | None = None
+    step: Step | CatalogStep | None = None
     nth: int = 1
     detail: str = ""
 
@@ -122,10 +123,13 @@ def _process_fault(rng: random.Random, kind: Kind, rewrites: bool) -> Fault:
     nth = rng.choice((1, 1, 1, 2, 2, 3))
     match kind:
         case "kill":
-            return Fault("kill", rng.choice(SINK_STEPS), nth)
+            return Fault("kill", rng.choice((*SINK_STEPS, *get_args(CatalogStep))), nth)
         case "answer":
-            step: Step = rng.choice(("commit sent", "commit answered"))
-            return Fault("answer", step, nth, "lost before" if step == "commit sent" else "lost after")
+            lost = rng.choice(("before", "after"))
+            steps: tuple[Step | CatalogStep, ...] = (
+                ("commit sent", "catalog asked") if lost == "before" else ("commit answered", "catalog answered")
+            )
+            return Fault("answer", rng.choice(steps), nth, f"lost {lost}")
         case "conflict":
             how = rng.choice(("tag", "property", "rewrite") if rewrites else ("tag", "property"))
             return Fault("conflict", rng.choice(("parquet written", "commit sent")), 1, how)

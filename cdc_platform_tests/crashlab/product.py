@@ -101,6 +101,21 @@ def dead_letters(lake: Lake, table: str) -> list[tuple[int, str]]:
     return [(int(offset), str(reason)) for offset, reason in zip(rows["log_offset"], rows["reason"], strict=True)]
 
 
+def around_catalog(reach: Callable[[Literal["catalog asked", "catalog answered"]], None]) -> None:
+    """Mark each commit that this process asks of the catalog, whatever it is for."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    commit_table = SqlCatalog.commit_table
+
+    def marked(self: Any, *arguments: Any) -> Any:
+        reach("catalog asked")
+        answer = commit_table(self, *arguments)
+        reach("catalog answered")
+        return answer
+
+    SqlCatalog.commit_table = marked  # type: ignore[method-assign]
+
+
 def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
     """Take a safeguard out of this process; return what is to hear of each read.
 

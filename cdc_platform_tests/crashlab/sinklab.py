@@ -238,6 +238,8 @@ class _History:
             raise RuntimeError(f"a child ended with exit code {code} ({fault.name})")
         else:
             met = fault.step is None or bool(word[2])
+            if fault.kind != "zombie" and any(e.startswith("FencedError") for e in word[1]):
+                self._amiss("fence", Verdict(wrong={f"record {self._position}: a sink gave up though it was alone"}))
             if (
                 fault.kind == "zombie"
                 and met
