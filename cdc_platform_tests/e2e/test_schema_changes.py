@@ -98,10 +98,9 @@ class Shop:
         return next(s for s in self.stack.status() if s.service == service)
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    project: Path = tmp_path_factory.mktemp("drift")
-    (project / "tables.yaml").write_text(TABLES)
+def running_shop(project: Path, tables: str) -> Iterator[Shop]:
+    """PostgreSQL, capture and the sink of a project, with both tables loaded; stopped afterwards."""
+    (project / "tables.yaml").write_text(tables)
     stack = Stack(Deployment.load(project), some)
     stack.launch(bound=False, warn=print)
     try:
@@ -111,10 +110,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         found.sql(SETUP)
         stack.start(tell=lambda _name, _seconds: None)
         until(lambda: found.log().end() >= 53, "the initial load did not come")
-
         yield found
     finally:
         stack.stop()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    yield from running_shop(tmp_path_factory.mktemp("drift"), TABLES)
 
 
 def columns(record: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

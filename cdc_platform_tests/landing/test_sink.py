@@ -519,7 +519,7 @@ def test_a_column_that_is_added_flows_through_and_another_windows_rows_have_none
     table = bench.lake.load(TABLE)
     assert table is not None
     assert [(f.name, str(f.field_type)) for f in table.schema().fields][-1] == ("extra", "int")
-    assert {r["id"]: r.get("extra") for r in live_rows(table, ("id",))} == {1: None, 2: 7}
+    assert {r["id"]: r["extra"] for r in live_rows(table, ("id",))} == {1: None, 2: 7}
     # Each window's snapshot has the schema that its rows were written for.
     schemas = [s.schema_id for s in table.metadata.snapshots]
     assert len(bench.snapshots()) == 3
@@ -547,7 +547,7 @@ def test_old_records_that_are_sent_again_do_not_take_a_new_column_away(bench: Be
     assert before is not None
     assert after is not None
     assert after.schema() == before.schema()
-    assert {r["id"]: r.get("extra") for r in live_rows(after, ("id",))} == {1: 7, 2: 8}
+    assert {r["id"]: r["extra"] for r in live_rows(after, ("id",))} == {1: 7, 2: 8}
 
 
 def test_a_change_that_landing_can_not_follow_stops_it_and_a_load_goes_on(bench: Bench) -> None:
