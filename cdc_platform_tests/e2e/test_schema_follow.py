@@ -95,3 +95,6 @@ def test_a_column_that_tables_yaml_names_may_not_go(shop: Shop) -> None:
     shop.sql("ALTER TABLE drift RENAME t TO s; UPDATE drift SET a = 201 WHERE id = 5")
     shop.sql("UPDATE steady SET v = 'still' WHERE id = 4")
     settled(shop, "steady")
+    asked = cli(shop.deployment.project, "reload", "drift", "--json")
+    assert asked.returncode == 0, asked.stderr
+    settled(shop)
