@@ -25,6 +25,7 @@ _COMMANDS = {
     "demo": "cdc_platform.demo.commands",
     "doctor": "cdc_platform.commands",
     "recapture": "cdc_platform.commands",
+    "reload": "cdc_platform.commands",
     "check": "cdc_platform.commands",
     "merge": "cdc_platform.commands",
     "maintain": "cdc_platform.commands",

@@ -1,4 +1,4 @@
-"""`cdc-platform doctor`, `recapture`, `check`, `merge` and `maintain`: a table's operations at a terminal.
+"""`cdc-platform doctor`, `recapture`, `reload`, `check`, `merge` and `maintain`: a table's operations at a terminal.
 
 Belongs here: words, JSON keys, exit codes. Does not: the operations (`operations.py`, `capture/service.py`).
 """
@@ -66,6 +66,28 @@ def recapture(project: Path | None, source: str, yes: bool) -> None:
     with Stack(deployment).paused(f"{CAPTURE}{source}"):
         forget(deployment, source)
     click.echo("Done. Capture begins with an initial load; `cdc-platform check TABLE` waits for it.")
+
+
+@click.command()
+@click.argument("table")
+@_as_json
+@click.pass_obj
+def reload(project: Path | None, table: str, as_json: bool) -> None:
+    """Load TABLE anew from its source, while all other tables stream on.
+
+    For a table whose columns changed in a way that landing can't follow, or whose rows are wrong. Capture has to run
+    and reads the table once; its own stream waits meanwhile, and nothing of it is lost. The load replaces the landing
+    table in one snapshot, and curated takes only what differs. Returns when the load has begun; `cdc-platform check
+    TABLE` waits for it. For a lost slot it is `recapture SOURCE`.
+
+    JSON: {table, log_position (where the load begins in the change log)}.
+    Exit codes: 0 it has begun, 2 no capture runs here, 4 it has not begun within a minute.
+    """
+    begun = Operations(Deployment.load(project)).reload(table)
+    if as_json:
+        click.echo(json.dumps({"table": table, "log_position": begun}))
+    else:
+        click.echo(f"The load has begun, at change-log record {begun}. `cdc-platform check {table}` waits for it.")
 
 
 @click.command()

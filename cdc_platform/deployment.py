@@ -69,6 +69,10 @@ class Deployment:
         """Debezium's offsets for `source`."""
         return self.state / "offsets" / f"{source}.dat"
 
+    def signals_file(self, source: str) -> Path:
+        """Where a running capture of `source` looks for what it is asked to do."""
+        return self.state / "offsets" / f"{source}.signals"
+
     def endpoints(self) -> dict[str, Any]:
         """Addresses of the embedded services as `up` wrote them, none before. PostgreSQL's holds the password."""
         return dict(self._endpoints)

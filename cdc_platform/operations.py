@@ -5,12 +5,13 @@ Heavy libraries are imported inside the methods, for Dagster's code location loa
 """
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from cdc_platform.deployment import CATALOG, Deployment
-from cdc_platform.errors import CdcError
+from cdc_platform.errors import CdcError, ConfigError, UnavailableError
 from cdc_platform.hops.merge import MergeResult, curated_table, merge
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.convergence.rows import RowsApart
     from cdc_platform.lake.spark import Spark
+    from cdc_platform.source.slot import SlotLag
 
+_LOAD_BEGINS_WITHIN_S = 60.0
+_ASKED_EVERY_S = 0.2
 Stage = Literal["landing", "curated"]
 
 
@@ -101,6 +105,46 @@ class Operations:
         with self.spark() as spark:
             served, rebuilt = (quoted(self.lake.name, *table.split(".")) for table in (landing_table(name), into))
             return position, rows_apart(spark, served, rebuilt)
+
+    def slot_lag(self, name: str) -> "SlotLag":
+        """How much WAL the table's source keeps for capture."""
+        from cdc_platform.source.slot import read_slot
+
+        return read_slot(self.engine(name), self.deployment.part_name(self.deployment.table(name).source_name))
+
+    def reload(self, name: str, *, within_s: float = _LOAD_BEGINS_WITHIN_S) -> int:
+        """Have the running capture load this table anew, while all others stream on; return where the log has it.
+
+        Returns when the load has begun. Raises ConfigError when no capture of the source runs here, UnavailableError
+        when none begins: it is asked for all the same, and may come yet.
+        """
+        from cdc_platform.capture.service import request_load
+        from cdc_platform.capture.settings import collection_pattern
+        from cdc_platform.changelog.segments import newest_load_begin
+        from cdc_platform.stack.report import is_at_work
+
+        table, folder = self.deployment.table(name), self.deployment.changelog_dir(name)
+        service = f"capture-{table.source_name}"
+        if not is_at_work(self.deployment.state / "run", service):
+            raise ConfigError(
+                f"no capture of source `{table.source_name}` runs, so nothing can load `{name}`",
+                where=service,
+                action="Start it: `cdc-platform up`, or cure what `cdc-platform status` shows of it; then run this "
+                "again",
+            )
+        before = newest_load_begin(folder)
+        request_load(self.deployment.signals_file(table.source_name), [collection_pattern(table)])
+        give_up = time.monotonic() + within_s
+        while (begun := newest_load_begin(folder)) == before or begun is None:
+            if time.monotonic() > give_up:
+                raise UnavailableError(
+                    f"no load of `{name}` has begun within {within_s:.0f} s",
+                    where=str(folder),
+                    action=f"Look at `cdc-platform status` and `cdc-platform logs {service}`; the "
+                    "load may come yet, or run this again",
+                )
+            time.sleep(_ASKED_EVERY_S)
+        return begun
 
     def converge(self, name: str, stage: Stage) -> "Verdict":
         """Compare a stage with the source, waiting for it. What can't be asked is `unknown`, not an error."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cdc_platform.changelog.log import MARKERS, Batch
+from cdc_platform.changelog.log import Batch, is_marker
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
 from cdc_platform.source.types import SourceColumn
 
@@ -75,7 +75,7 @@ class MemoryLog:
         return max((n for n, r in enumerate(self.records) if r.startswith(b'{"op":"load_begin"')), default=0)
 
     def columns_at(self, position: int) -> list[dict[str, Any]]:
-        markers = [json.loads(r) for r in self.records[:position] if r.startswith(MARKERS)]
+        markers = [json.loads(r) for r in self.records[:position] if is_marker(r)]
         return next((m["columns"] for m in reversed(markers) if "columns" in m), [])
 
     def another(self) -> "MemoryLog":
@@ -83,9 +83,7 @@ class MemoryLog:
 
     def read(self, start: int, *, bytes_max: int) -> Batch:
         end, size = start, 0
-        while (
-            end < len(self.records) and size < bytes_max and (end == start or not self.records[end].startswith(MARKERS))
-        ):
+        while end < len(self.records) and size < bytes_max and (end == start or not is_marker(self.records[end])):
             size += len(self.records[end])
             end += 1
         return Batch(start, end, b"".join(self.records[start:end]))

@@ -52,10 +52,16 @@ def connector_properties(
         "decimal.handling.mode": "string",
         "interval.handling.mode": "string",
         "time.precision.mode": "microseconds",
+        # Types that it has no schema for (composites, pg_lsn ...) as base64 of their text; else it leaves them out.
+        "include.unknown.datatypes": "true",
+        # What it can't convert (a NaN in numeric[]) stops capture; by default it would arrive as NULL.
+        "event.converting.failure.handling.mode": "fail",
         "key.converter.replace.null.with.default": "false",
         "value.converter.replace.null.with.default": "false",
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
+        # A record's schema then tells types and precision as the stream described them; the JSON is not longer for it.
+        "column.propagate.source.type": ".*",
         "skipped.operations": "none",  # Truncate is an event too.
         "tombstones.on.delete": "false",
         "provide.transaction.metadata": "true",  # The order within a transaction.

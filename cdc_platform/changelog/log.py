@@ -5,8 +5,11 @@ a *position* is the offset of the next record to read, so position 5 means "comp
 Each record is one line of JSON: Debezium's event as it came, or one of our markers. Two stand around an initial
 load: `{"op": "load_begin", "columns": [...]}` and `{"op": "load_end"}`. Everything between them together is the whole
 table; a load that ends otherwise (capture died) is void. `{"op": "schema", "columns": [...]}` stands before the first
-record that has other columns than the one before it. The columns (`source.types.SourceColumn`) make the log complete
-in itself: a table can be rebuilt from it without the source.
+record that has other columns than the one before it, inside a load too. The columns (`source.types.SourceColumn`) make
+the log complete in itself: a table can be rebuilt from it without the source. One of type "" is a column of which the
+source's catalog no longer told what it was when capture met the record: who reads can't go on without a new load.
+What begins again further back (a capture that was killed) sends old records with their old columns, so markers go back
+and forth: a schema counts for the records after it, and for a table only with its first record that is no re-delivery.
 
 Belongs here: the protocol, `Batch`, the markers. Does not: files (`changelog/segments.py`).
 """
@@ -18,7 +21,6 @@ from typing import Any, Protocol
 LOAD_BEGIN = "load_begin"
 LOAD_END = "load_end"
 SCHEMA = "schema"
-MARKERS = (b'{"op":"load_', b'{"op":"schema"')  # How a marker's line begins; no event's does.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class ChangeLog(Protocol):
     def make_durable(self) -> None:
         """Return when all that `read` has returned would survive a power cut."""
         ...
+
+
+def is_marker(line: bytes) -> bool:
+    """Whether a record is one of our markers; each begins with its `op`, which none of Debezium's events does."""
+    return line.startswith((b'{"op":"load_', b'{"op":"schema"'))
 
 
 def marker(op: str, ts_ms: int, **facts: object) -> bytes:

@@ -1,7 +1,7 @@
 """The embedded change log: a folder of segment files for each table.
 
 Belongs here: appending durably, reading, and what a kill leaves behind. Does not: what a line says, but for
-the two load markers, which begin a segment so that the newest one is found without reading the log.
+the markers, which begin a segment so that the newest one is found without reading the log.
 Layout: `<first offset, 20 digits>.jsonl`; a segment holds whole lines and the next is named after where it ends.
 Rules: a record is acknowledged to Debezium only after `sync`; so a torn line at the end was never acknowledged
 and is cut off when the writer opens, and Debezium delivers it again. A reader stops at the last newline.
@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, MARKERS, Batch
+from cdc_platform import faults
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, Batch, is_marker
 from cdc_platform.errors import ConfigError, InvariantError
 
 _SEGMENT_BYTES_MAX = 128 << 20
@@ -48,20 +49,27 @@ def _markers(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for segment in reversed(_segments(folder)):
         with segment.open("rb") as file:
             line = file.readline()
-        if line.startswith(MARKERS) and line.endswith(b"\n"):
+        if is_marker(line) and line.endswith(b"\n"):
             yield _first_offset(segment), json.loads(line)
 
 
 def _load_markers(folder: Path) -> Iterator[tuple[int, str]]:
-    """Offset and kind of each load marker, newest first."""
-    for offset, record in _markers(folder):
-        if record["op"] in {LOAD_BEGIN, LOAD_END}:
-            yield offset, str(record["op"])
+    return ((offset, str(found["op"])) for offset, found in _markers(folder) if found["op"] != SCHEMA)
 
 
 def newest_marker(folder: Path) -> str | None:
     """The newest load marker in the log: LOAD_END says that the table's load is whole, None that none ever began."""
     return next((kind for _, kind in _load_markers(folder)), None)
+
+
+def newest_load_begin(folder: Path) -> int | None:
+    """Offset of the newest load's beginning, whole or not; None when none ever began."""
+    return next((offset for offset, kind in _load_markers(folder) if kind == LOAD_BEGIN), None)
+
+
+def newest_columns(folder: Path) -> dict[str, Any] | None:
+    """The newest marker that says which columns the records have; None when there is none."""
+    return next((found for _, found in _markers(folder) if "columns" in found), None)
 
 
 class SegmentWriter:
@@ -115,6 +123,7 @@ class SegmentWriter:
     def sync(self) -> None:
         """Return when everything appended would survive a power cut."""
         self._file.flush()
+        faults.reach("segment written")
         os.fdatasync(self._file.fileno())
 
     def close(self) -> None:

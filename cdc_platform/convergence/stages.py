@@ -20,7 +20,8 @@ from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.lake.spark import Spark, quoted
 from cdc_platform.landing.position import LandingPosition, landing_position, landing_table
-from cdc_platform.source.state import Cut, Measures, State, emit_cut, state_sql
+from cdc_platform.source.messages import emit_cut
+from cdc_platform.source.state import Cut, Measures, State, state_sql
 
 _READ_BYTES_MAX = 8 << 20
 _EMIT_EVERY_POLLS = 4

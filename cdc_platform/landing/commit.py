@@ -19,13 +19,15 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, FencedError, UnavailableError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
+from cdc_platform.landing.evolution import AddColumn, DropColumn, Evolution, RenameColumn, Step, WidenColumn
 from cdc_platform.landing.files import (
     PartitionField,
     deletes_follow_partitions,
@@ -125,7 +127,7 @@ class LandingTable:
 
     @property
     def routed_by(self) -> tuple[str, ...]:
-        """Columns whose value in the row before tells the partition that a delete belongs to; none when the key does."""
+        """Columns whose value in the row before tells which partition a delete belongs to; none when the key does."""
         if self._table is None or self._deletes_by_key:
             return ()
         return tuple(f.column for f in spec_fields(self._table))
@@ -143,7 +145,9 @@ class LandingTable:
         if self._table is not None:
             return False
         fields = [
-            NestedField(i, c.name, _iceberg_type(c.type), required=c.name in self._key, doc=c.doc or None)
+            NestedField(
+                i, c.name, _iceberg_type(c.type, len(columns) + i), required=c.name in self._key, doc=c.doc or None
+            )
             for i, c in enumerate(columns, 1)
         ]
         key_ids = [f.field_id for f in fields if f.name in self._key]
@@ -163,7 +167,7 @@ class LandingTable:
         return True
 
     def stage(self, steps: Sequence[SchemaStep], columns: Sequence[SourceColumn]) -> None:
-        """Have the next commit change the schema by `steps`, each an update of its own; files are written for it now."""
+        """Have the next commit change the schema by `steps`, each an update of its own; files are written for it."""
         from pyiceberg.table import Transaction
 
         transaction = Transaction(self._loaded)
@@ -202,6 +206,22 @@ class LandingTable:
                     update.update_column(column.name, _iceberg_type(column.type))
 
         self.stage([away, in_place], source)
+
+    def evolve(self, evolution: Evolution) -> None:
+        """Have the next commit bring a change of the source's columns that rows written before it survive."""
+
+        def change(step: Step, update: "UpdateSchema") -> None:
+            match step:
+                case DropColumn(name):
+                    update.delete_column(name)
+                case RenameColumn(name, to):
+                    update.rename_column(name, to)
+                case WidenColumn(name, kind):
+                    update.update_column(name, _iceberg_type(kind))
+                case AddColumn(name, kind, doc):
+                    update.add_column(name, _iceberg_type(kind), doc=doc or None)
+
+        self.stage([partial(change, step) for step in evolution.steps], evolution.columns)
 
     def unstage(self) -> None:
         """Forget the schema change that the next commit would have brought."""
@@ -243,8 +263,6 @@ class LandingTable:
         meanwhile. Raises ConflictError then, FencedError when a newer sink owns the table, CommitUnknownError when
         the catalog gave no answer.
         """
-        from dataclasses import replace
-
         files = [*data, *deletes]
         with self._translated(files):
             self._require_clock()
@@ -423,10 +441,13 @@ def _stored(columns: Sequence[SourceColumn]) -> str:
     return json.dumps([asdict(c) for c in columns], separators=(",", ":"))
 
 
-def _iceberg_type(text: str) -> Any:
+def _iceberg_type(text: str, element_id: int = -1) -> Any:
+    """PyIceberg's type; it reads every type from its own text but a list's, whose element has an id."""
     from pydantic import TypeAdapter
-    from pyiceberg.types import IcebergType
+    from pyiceberg.types import IcebergType, ListType
 
+    if text.startswith("list<"):
+        return ListType(element_id=element_id, element=_iceberg_type(text[5:-1]), element_required=False)
     return TypeAdapter(IcebergType).validate_python(text)
 
 

@@ -4,8 +4,8 @@ Belongs here: the table, adding to it exactly once, what is open, a person's dec
 these are (`landing/events.py`, `landing/late.py`), applying one again (`landing/sink.py`).
 Rules: letters are committed before the window that leaves them out, so none is lost; each window is found again at
 the same offsets after a crash, and the table says through which offset its letters are complete, so none is
-doubled. A letter is closed by a later row that names its offset: `replayed` (the sink applied it), `discarded` (a person
-did not want it). Nothing is ever deleted from it.
+doubled. A letter is closed by a later row that names its offset: `replayed` (the sink applied it), `discarded` (a
+person did not want it). Nothing is ever deleted from it.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import CommitUnknownError, ConflictError
 from cdc_platform.lake.catalog import Lake, history_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "dead_letters"
 _PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
-_COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
+COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
 CLOSED = {"replayed", "discarded"}
 
 
@@ -156,7 +156,7 @@ class DeadLetters:
                 transaction, data=data, deletes=[], summary=position, replace_all=False, check=at_expected
             ).commit()
             if position:
-                transaction.set_properties({_COMPLETE: json.dumps(position)})
+                transaction.set_properties({COMPLETE: json.dumps(position)})
             transaction.commit_transaction()
         except CommitFailedException as error:
             raise ConflictError(
@@ -186,7 +186,7 @@ _COLUMNS = (
 )
 
 
-def _types() -> "list[tuple[str, object]]":
+def _types() -> "list[tuple[str, Any]]":
     from pydantic import TypeAdapter
     from pyiceberg.types import IcebergType
 
@@ -197,5 +197,5 @@ def _complete(name: str, table: "Table") -> tuple[str, int] | None:
     """Through which position of which log the letters are complete, None before the first."""
     history = history_of(name, table)
     newest = history.newest(lambda s: LOG_POSITION in s.summary)
-    found = newest.summary if newest else json.loads(history.properties.get(_COMPLETE, "{}"))
+    found = newest.summary if newest else json.loads(history.properties.get(COMPLETE, "{}"))
     return (found[LOG_ID], int(found[LOG_POSITION])) if found else None

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from cdc_platform.errors import ConfigError
 from cdc_platform.landing.position import SourcePosition
 from cdc_platform.landing.values import NoHomeError, ValueReader, value_reader
-from cdc_platform.source.types import SourceColumn
+from cdc_platform.registry.model import Policy
+from cdc_platform.source.types import SourceColumn, policy_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,11 +57,11 @@ class Rejected:
     offset: int
     reason: Reason
     detail: str
-    op: str
-    key: str  # As JSON, "" when it can't be read.
-    source: SourcePosition | None
-    ts_ms: int
-    payload: str
+    op: str = ""
+    key: str = ""  # As JSON, "" when it can't be read.
+    source: SourcePosition | None = None
+    ts_ms: int = 0
+    payload: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,20 @@ class Decoded:
     passed: Counter[str] = field(default_factory=Counter[str])  # Tombstones, messages, heartbeats: no change of a row.
 
 
+class _UnfitError(Exception):
+    """A record that can't be applied, and why; the message holds no value."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason: Reason = reason
+
+
 class Decoder:
     """Decodes one table's records. `key` are the identifier columns.
 
-    `kinds` maps the values of the record's field `kind_field` to `KINDS`' names. `routed_by` are columns whose value
-    in the row before is wanted beside the row after. Not `whole`: the records have more columns than these.
+    `types` are the policies of `landing.types`. `kinds` maps the values of the record's field `kind_field` to `KINDS`'
+    names. `routed_by` are columns whose value in the row before is wanted beside the row after. Not `whole`: the
+    records have more columns than these.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Decoder:
         columns: Sequence[SourceColumn],
         key: Sequence[str],
         *,
+        types: Mapping[str, Policy] | None = None,
         kind_field: str = "op",
         kinds: Mapping[str, str] = KINDS,
         routed_by: Sequence[str] = (),
@@ -102,8 +113,9 @@ class Decoder:
         self._ops = {value: _OP_OF_KIND[kind] for value, kind in kinds.items()}
         self._own_ops = all(value == op for value, op in self._ops.items())
         self._routed_by = tuple(routed_by)
-        self._readers: dict[str, ValueReader] = {c.name: value_reader(c) for c in columns}
-        row = [pa.field(name, reader.json_type) for name, reader in self._readers.items()]
+        self._types: dict[str, Policy] = dict(types or {})
+        self.readers: dict[str, ValueReader] = {c.name: value_reader(c, policy_of(c, self._types)) for c in columns}
+        row = [pa.field(name, reader.json_type) for name, reader in self.readers.items()]
         self._before = {*self.key, *self._routed_by}
         self._schema = pa.schema(
             [
@@ -162,7 +174,7 @@ class Decoder:
             _key_text(event, self.key),
             _source_position(event),
             _ts_ms(event),
-            line.decode(errors="replace"),
+            payload=line.decode(errors="replace"),
         )
 
     def of_keys(self) -> "Decoder":
@@ -171,6 +183,7 @@ class Decoder:
             self._table,
             [c for c in self.columns if c.name in self.key],
             self.key,
+            types=self._types,
             kind_field=self._kind_field,
             kinds=self._kinds,
             whole=False,
@@ -180,66 +193,56 @@ class Decoder:
         return self._changes(self._schema.empty_table(), 0, Counter())
 
     def _one(self, line: bytes, offset: int, passed: Counter[str]) -> "pa.Table | Rejected | None":
-        """One record, each value on its own."""
+        """One record, each value on its own; None when it changes no row."""
         import pyarrow as pa
 
-        payload = line.decode(errors="replace")
         try:
             event = json.loads(line)
         except ValueError:
-            return Rejected(offset, "unreadable", "it is not JSON", "", "", None, 0, payload)
+            event = line
         if event is None:
             passed["tombstone"] += 1
             return None
         if not isinstance(event, dict):
-            return Rejected(offset, "unreadable", "it is not a JSON object", "", "", None, 0, payload)
-
-        def rejected(reason: Reason, detail: str) -> Rejected:
-            return self.rejected(line, offset, reason, detail)
-
-        kind = event.get(self._kind_field)
-        if kind is None and event.get("before") is None and event.get("after") is None:
+            what = "it is no JSON object"
+            return Rejected(offset, "unreadable", what, payload=line.decode(errors="replace"))
+        if all(event.get(part) is None for part in (self._kind_field, "before", "after")):
             passed["other"] += 1
             return None
+        try:
+            self._admit(event)
+            return self._changes(self._read_json(json.dumps(event).encode() + b"\n"), offset, passed)
+        except _UnfitError as error:
+            return self.rejected(line, offset, error.reason, str(error))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError, KeyError) as error:
+            return self.rejected(line, offset, "unreadable", _without_values(error))
+
+    def _admit(self, event: dict[str, Any]) -> None:
+        """Put each value of a record's images under its column's policy, in place."""
+        kind = event.get(self._kind_field)
         op = self._ops.get(kind) if isinstance(kind, str) else None
         if op is None:
-            return rejected("unknown_kind", f"field `{self._kind_field}` has no value that tables.yaml maps")
-        if op == "u" and event.get("after") is None and event.get("before") is not None:
-            op = "d"
-        if op not in {"m", "t"}:
-            image = event.get("before" if op == "d" else "after")
-            if not isinstance(image, dict) or any(image.get(k) is None for k in self.key):
-                return rejected("no_key", "a key column has no value")
-            try:
-                for side, names in (("before", self._before), ("after", self._readers)):
-                    self._admit(event, side, names)
-            except NoHomeError as error:
-                reason: Reason = "unavailable" if str(error).startswith("unavailable") else "no_home"
-                return rejected(reason, str(error))
-        try:
-            return self._changes(self._read_json(json.dumps(event).encode() + b"\n"), offset, passed)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError, KeyError) as error:
-            return rejected("unreadable", _without_values(error))
-
-    def _admit(
-        self, event: dict[str, Any], side: str, names: "Sequence[str] | set[str] | dict[str, ValueReader]"
-    ) -> None:
-        """Put each value of an image under its column's policy, in place."""
-        image = event.get(side)
-        if not isinstance(image, dict):
+            raise _UnfitError("unknown_kind", f"field `{self._kind_field}` has no value that tables.yaml maps")
+        if op in {"m", "t"}:
             return
-        for name in names:
-            value = image.get(name)
-            if value is None:
-                continue
-            try:
-                image[name] = self._readers[name].admit(value)
-            except NoHomeError as error:
-                text = str(error)
-                detail = (
-                    f"unavailable: column `{name}`" if text.startswith("unavailable") else f"column `{name}`: {text}"
-                )
-                raise NoHomeError(detail) from error
+        before, after = event.get("before"), event.get("after")
+        image = before if op == "d" or (op == "u" and after is None) else after
+        if not isinstance(image, dict) or any(image.get(k) is None for k in self.key):
+            raise _UnfitError("no_key", "a key column has no value")
+        for side, names in (("before", self._before), ("after", self.readers)):
+            values: dict[str, Any] = event[side] if isinstance(event.get(side), dict) else {}
+            for name in names:
+                if values.get(name) is not None:
+                    values[name] = self._admitted(name, values[name])
+
+    def _admitted(self, name: str, value: object) -> object:
+        try:
+            return self.readers[name].admit(value)
+        except NoHomeError as error:
+            reason: Reason = "unavailable" if str(error).startswith("unavailable") else "no_home"
+            raise _UnfitError(reason, f"column `{name}`: {error}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise _UnfitError("unreadable", f"column `{name}`: it is no value of the column's type") from error
 
     def _read_json(self, lines: bytes) -> "pa.Table":
         import pyarrow as pa
@@ -284,13 +287,13 @@ class Decoder:
         )
         deleted = pc.equal(op, "d")
         row: dict[str, Any] = {}
-        for name, reader in self._readers.items():
+        for name, reader in self.readers.items():
             value = reader.convert(pc.struct_field(after, name))
             if name in self.key and pc.any(deleted).as_py():
                 value = pc.if_else(deleted, reader.convert(pc.struct_field(before, name)), value)
             row[name] = value
         for name in self._routed_by:
-            row[WAS_PREFIX + name] = self._readers[name].convert(pc.struct_field(before, name))
+            row[WAS_PREFIX + name] = self.readers[name].convert(pc.struct_field(before, name))
         changes = _joined(control, row)
         is_message = pc.equal(op, "m")
         if pc.any(is_message).as_py():
@@ -325,7 +328,7 @@ class Decoder:
         updated = pc.equal(changes[OP].combine_chunks(), "u")
         if not pc.any(updated).as_py():
             return changes
-        olds = {name: self._readers[name].convert(pc.struct_field(before, name)) for name in self.key}
+        olds = {name: self.readers[name].convert(pc.struct_field(before, name)) for name in self.key}
         moved: Any = None
         for name, old in olds.items():
             differs = pc.fill_null(pc.not_equal(old, changes[name].combine_chunks()), False)
@@ -339,7 +342,7 @@ class Decoder:
                 values = pa.array(["d"] * old_rows.num_rows)
             elif name in olds:
                 values = pc.filter(olds[name], moved)
-            elif name in self._readers:
+            elif name in self.readers:
                 values = pa.nulls(old_rows.num_rows, old_rows.schema.field(name).type)
             else:
                 continue

@@ -3,9 +3,9 @@
 Belongs here: partition fields as declared, splitting rows by partition, writing Parquet with Iceberg's statistics.
 Does not: which rows and deletes (`landing/window.py`), committing them (`landing/commit.py`).
 Rules (Iceberg spec, "Scan planning"): an equality delete written under a partition applies to data files of that
-partition alone; one written under an unpartitioned spec applies to all. So where a row's old partition isn't known from
-its key, or data may lie under another spec, deletes are written under the unpartitioned spec. A table that we create has
-one: it is created unpartitioned, and then given its partition fields.
+partition alone; one written under an unpartitioned spec applies to all. So where a row's old partition isn't known
+from its key, or data may lie under another spec, deletes are written under the unpartitioned spec. A table that we
+create has one: it is created unpartitioned, and then given its partition fields.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -96,7 +96,7 @@ def write_rows(table: "Table", schema: "Schema", rows: "pa.Table") -> "list[Data
 
     spec = table.spec()
     return [
-        _write(table, part, schema, DataFileContent.DATA, spec, key)
+        _write(table, part, schema, content=DataFileContent.DATA, spec=spec, partition=key)
         for key, part in _split(rows, spec, schema, prefix="")
     ]
 
@@ -116,7 +116,7 @@ def write_deletes(
     spec = table.spec() if by_partition else unpartitioned_spec(table)
     assert spec is not None, "deletes_follow_partitions() comes first"
     return [
-        _write(table, part, by_key, DataFileContent.EQUALITY_DELETES, spec, key)
+        _write(table, part, by_key, content=DataFileContent.EQUALITY_DELETES, spec=spec, partition=key)
         for key, part in _split(keys, spec, schema, prefix=partition_prefix)
     ]
 
@@ -152,7 +152,7 @@ def _split(
 
 
 def _write(
-    table: "Table", rows: "pa.Table", schema: "Schema", content: Any, spec: "PartitionSpec", partition: Any
+    table: "Table", rows: "pa.Table", schema: "Schema", *, content: Any, spec: "PartitionSpec", partition: Any
 ) -> "DataFile":
     import pyarrow.parquet as pq
     from pyiceberg.io.pyarrow import (

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.changelog.log import LOAD_END, MARKERS, Batch, ChangeLog
+from cdc_platform.changelog.log import LOAD_END, Batch, ChangeLog, is_marker
 from cdc_platform.landing.events import COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, REPLAY_OF, Decoded, Decoder, Rejected
 from cdc_platform.landing.position import SourcePosition
 
@@ -279,7 +279,7 @@ def _content(line: bytes) -> str | None:
 
 def _without_marker(block: Batch) -> tuple[bytes, int]:
     """A block's records, and the offset of the first, without the marker that may begin it."""
-    if block.lines.startswith(MARKERS):
+    if is_marker(block.lines):
         return block.lines.partition(b"\n")[2], block.start + 1
     return block.lines, block.start
 

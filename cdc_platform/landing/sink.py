@@ -21,29 +21,29 @@ change that is not one sent again: Debezium repeats old records after a restart,
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, MARKERS, SCHEMA, Batch, ChangeLog
-from cdc_platform.errors import InvariantError, LimitError
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, Batch, ChangeLog, is_marker
+from cdc_platform.errors import ConfigError, InvariantError, LimitError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.landing.commit import LandingTable, Owner
 from cdc_platform.landing.dead_letters import DeadLetters, Letter
 from cdc_platform.landing.events import LSN, OP, TS_MS, Decoded, Decoder, Rejected
+from cdc_platform.landing.evolution import evolution
 from cdc_platform.landing.files import PartitionField
 from cdc_platform.landing.late import sift
 from cdc_platform.landing.position import EVENTS, HEARTBEAT, LandingPosition, SourcePosition, landed
-from cdc_platform.landing.values import value_reader
 from cdc_platform.landing.window import (
     FIRST_PREFIX,
     Window,
     last_of_each_key,
 )
 from cdc_platform.registry.model import Landing
-from cdc_platform.source.types import SourceColumn
+from cdc_platform.source.types import SourceColumn, iceberg_type, policy_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,11 +80,13 @@ class TableSink:
         policy: Landing | None = None,
         window_s: float | None = None,
         owner: Owner | None = None,
+        named: Mapping[str, Collection[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = key
         self._log = log
         self._policy = policy or Landing()
+        self._named = named or {}
         self._window_s = self._policy.window.total_seconds() if window_s is None else window_s
         self._clock = clock
         fields = [PartitionField.parse(text) for text in self._policy.partition_by]
@@ -104,6 +106,7 @@ class TableSink:
         self._window = self._new_window(self.position.source)
         columns = tuple(SourceColumn(**c) for c in log.columns_at(self._read_to)) or self._table.columns
         self._decoder = self._decoder_of(columns) if columns else None
+        self._taken: tuple[SourceColumn, ...] = ()  # Columns that the table has been made to follow.
 
     def step(self) -> bool:
         """Read once and commit if the window is due; return whether there was anything to read.
@@ -140,7 +143,7 @@ class TableSink:
         return self._clock() - self._stamped_at >= self._policy.heartbeat.total_seconds()
 
     def _take(self, batch: Batch) -> None:
-        if batch.lines.startswith(MARKERS):
+        if is_marker(batch.lines):
             first, _, rest = batch.lines.partition(b"\n")
             self._marker(json.loads(first), batch.start)
             self._read_to = batch.start + 1
@@ -157,6 +160,7 @@ class TableSink:
             self._load = _Load()
             if not self._table.create(self._landing_columns(), self._decoder.columns):
                 self._table.replace_columns(self._landing_columns(), self._decoder.columns)
+            self._taken = ()
         elif record["op"] == SCHEMA:
             self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
         elif record["op"] == LOAD_END and self._load is not None:
@@ -208,12 +212,23 @@ class TableSink:
         self._reject(sifted.rejected)
 
     def _take_columns(self) -> None:
-        """Have the table take the columns of the changes that come next, if they are others."""
+        """Have the table take the columns of the changes that come next, if they are others. Raises ConfigError."""
         assert self._decoder is not None
-        if self._decoder.columns == self._table.columns:
+        if self._decoder.columns == self._taken:
             return
         self.commit()
-        self._table.evolve(self._landing_columns(), self._decoder.columns)
+        self._refuse_other_homes()
+        follows = evolution(
+            self._table.columns,
+            self._decoder.columns,
+            table=self._table.name.split(".", 1)[1],
+            key=self._key,
+            named=self._named,
+            types=self._policy.types,
+        )
+        if follows.steps:
+            self._table.evolve(follows)
+        self._taken = self._decoder.columns
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
@@ -285,6 +300,7 @@ class TableSink:
             self._table.name,
             columns,
             self._key,
+            types=self._policy.types,
             kind_field=self._policy.change_type.column,
             kinds=self._policy.change_type.map,
             routed_by=self._table.routed_by if self._by_before_image else (),
@@ -292,7 +308,21 @@ class TableSink:
 
     def _landing_columns(self) -> tuple[Column, ...]:
         assert self._decoder is not None
-        return tuple(Column(c.name, value_reader(c).iceberg, c.required, c.doc) for c in self._decoder.columns)
+        readers = self._decoder.readers
+        return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
+
+    def _refuse_other_homes(self) -> None:
+        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
+        stands = {c.name: c.type for c in self._table.landing_columns}
+        for column in self._table.columns:
+            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
+            if wanted is not None and stands.get(column.name, wanted) != wanted:
+                name = self._table.name.split(".", 1)[1]
+                raise ConfigError(
+                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
+                    where=self._table.name,
+                    action=f"Take a new load of this table (`cdc-platform reload {name}`), or put the policy back",
+                )
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc

@@ -6,6 +6,7 @@ Units: durations are `timedelta`, written `500ms`, `1s`, `5m`, `2h`, `14d` in YA
 """
 
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
@@ -36,6 +37,18 @@ PartitionField = Annotated[
     ),
 ]
 ChangeKind = Literal["create", "update", "delete", "read", "truncate", "before", "message"]
+# Types some of whose values the landing type can't hold. What may be done with such a value, the default first: `error`
+# makes the record a dead letter; no other choice is made for anybody, for each writes what the source does not hold.
+TypeFamily = Literal["numeric", "date", "timestamp", "timestamptz", "array"]
+Policy = Literal["error", "null", "clamp", "string"]
+POLICIES: Mapping[TypeFamily, tuple[Policy, ...]] = {
+    "numeric": ("error", "null", "string"),  # No number is near NaN: nothing to clamp to.
+    "date": ("error", "null", "clamp", "string"),
+    "timestamp": ("error", "null", "clamp", "string"),
+    "timestamptz": ("error", "null", "clamp", "string"),
+    "array": ("error", "null"),  # Debezium does not send what a text could hold.
+}
+OF_COLUMN = "column."  # Before a column's name: a policy for it alone.
 Owner = Annotated[str, StringConstraints(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
 
 
@@ -68,6 +81,9 @@ class Source(_Declared):
     """A database whose changes are captured."""
 
     postgres: Postgres
+    slot_lag_max_mb: int = Field(
+        default=1024, ge=1, description="WAL that the source may keep for capture before `slot_lag_is_bounded` fails."
+    )
 
 
 class Convergence(_Declared):
@@ -121,6 +137,26 @@ class Landing(_Declared):
         default=0.01, ge=0, le=1, description="Dead letters among the newest events that stop the table's sink."
     )
     change_type: ChangeType = ChangeType()
+    types: dict[str, Policy] = Field(
+        default={},
+        description="What becomes of a value that its landing type can't hold, by type family (`numeric`, `date`, "
+        "`timestamp`, `timestamptz`, `array`) or, before that, by `column.<name>`. Each family's choices and its "
+        "default: [types](types.md).",
+    )
+
+    @model_validator(mode="after")
+    def _types_are_known(self) -> Self:
+        families: Mapping[str, tuple[Policy, ...]] = POLICIES  # type: ignore[assignment]
+        for name, policy in self.types.items():
+            if name.removeprefix(OF_COLUMN) != name:
+                continue  # The source knows the column's type: source/doctor.py.
+            if name not in families:
+                raise ValueError(
+                    f"`types` names `{name}`, which is no family of types: use {', '.join(families)} or column.<name>"
+                )
+            if policy not in families[name]:
+                raise ValueError(f"`types.{name}` is `{policy}`, allowed are: {', '.join(families[name])}")
+        return self
 
 
 class Curated(_Declared):
@@ -160,6 +196,20 @@ class Table(_Declared):
     def source_table(self) -> str:
         """Table in the source database."""
         return self.source.split(".")[2]
+
+    @property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """Columns that an entry of this table names, by entry; the key apart."""
+        distribution = (self.convergence.distribution,) if self.convergence.distribution else ()
+        return {
+            "convergence.sums": self.convergence.sums,
+            "convergence.distribution": distribution,
+            "curated.contract": self.curated.contract,
+            "landing.types": tuple(n.removeprefix(OF_COLUMN) for n in self.landing.types if n.startswith(OF_COLUMN)),
+            "landing.partition_by": tuple(
+                re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.landing.partition_by
+            ),
+        }
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
@@ -205,6 +255,9 @@ class Stack(_Declared):
     ports: Ports = Ports()
     spark_memory_mb: int = Field(default=3072, ge=1024, description="Spark driver's heap.")
     capture_memory_mb: int = Field(default=1024, ge=256, description="Debezium's heap, for each source.")
+    disk_free_min_mb: int = Field(
+        default=1024, ge=16, description="Free space on the state folder's disk below which capture holds still."
+    )
 
 
 class Registry(_Declared):

@@ -8,16 +8,15 @@ passed unseen, so only a new initial load makes the table whole again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
+from cdc_platform.source.columns import CatalogColumn, read_columns
 from cdc_platform.source.postgres import address, connected
-from cdc_platform.source.types import iceberg_type
+from cdc_platform.source.types import SourceColumn, base, home, iceberg_type, policy_of, refusal
 
 # A slot is confirmed only after the offset is stored, so it should never be ahead of it. The allowance is a guess, not
 # a measurement: it keeps the slot's own first position, near the initial load's, from being taken for a gap. A slot
@@ -25,18 +24,17 @@ from cdc_platform.source.types import iceberg_type
 _AHEAD_BYTES_MAX = 1024
 # PostgreSQL, the change log and Spark spell values of these types alike. Not so a date, a blank-padded character(n),
 # an inet or an interval.
-_SPELT_ALIKE = {"text", "name", "character varying", "uuid", "smallint", "integer", "bigint", "boolean"}
-_COLUMNS = """
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
-       t.typtype = 'e' AS is_enum, coalesce(col_description(c.oid, a.attnum), '') AS doc,
-       a.attgenerated <> '' AS generated
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-     JOIN pg_type t ON t.oid = a.atttypid
-WHERE n.nspname = :schema AND c.relname = :table AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
+_SPELT_ALIKE = {"text", "name", "enum", "character varying", "uuid", "smallint", "integer", "bigint", "boolean"}
+# Debezium reads every type of the database at its start, and ends on one that is an enumeration without labels of its
+# own (a NullPointerException; seen, 3.6.3).
+_DEADLY_TYPES = """
+SELECT t.oid::regtype::text AS name, t.typtype = 'd' AS is_domain FROM pg_type t
+WHERE t.typcategory = 'E' AND NOT EXISTS (SELECT 1 FROM pg_enum e WHERE e.enumtypid = t.oid) ORDER BY 1
 """
+_STORED, _VIRTUAL = "s", "v"  # PostgreSQL's attgenerated.
+_GENERATED_PUBLISHED_FROM = 180_000  # server_version_num.
 _TABLE = """
-SELECT c.relkind = 'p' AS partitioned, c.relreplident AS replica_identity,
+SELECT c.oid, c.relkind = 'p' AS partitioned, c.relreplident AS replica_identity,
        has_table_privilege(c.oid, 'SELECT') AS readable, pg_has_role(c.relowner, 'USAGE') AS owned,
        EXISTS (SELECT 1 FROM pg_publication_tables p WHERE p.pubname = :publication
                AND p.schemaname = n.nspname AND p.tablename = c.relname
@@ -71,7 +69,7 @@ class Finding:
 class Inspection:
     """What was found: the columns of each table, and all that is lacking."""
 
-    columns: Mapping[str, tuple[Column, ...]]
+    columns: Mapping[str, tuple[SourceColumn, ...]]
     findings: tuple[Finding, ...]
 
 
@@ -82,7 +80,7 @@ def inspect(engine: Engine, tables: Mapping[str, Table], *, name: str, captured_
 
     Raises UnavailableError when the source does not answer.
     """
-    columns: dict[str, tuple[Column, ...]] = {}
+    columns: dict[str, tuple[SourceColumn, ...]] = {}
     findings: list[Finding] = []
     with connected(engine) as connection:
         findings += _server(connection, engine, name)
@@ -127,6 +125,17 @@ def _server(connection: Connection, engine: Engine, slot: str) -> list[Finding]:
                 f"Run `ALTER PUBLICATION {slot} SET (publish = 'insert, update, delete, truncate')`",
             )
         )
+    for row in connection.execute(text(_DEADLY_TYPES)):
+        findings.append(
+            Finding(
+                where,
+                f"{'domain' if row.is_domain else 'type'} {row.name} is an enumeration without labels of its own: "
+                "Debezium ends at its start on such a type, whichever table uses it",
+                f"Run `DROP DOMAIN {row.name}` once its columns have the enumeration's own type"
+                if row.is_domain
+                else f"Run `DROP TYPE {row.name}`, or give it a label",
+            )
+        )
     free = connection.execute(
         text(
             "SELECT current_setting('max_replication_slots')::int - count(*) FILTER (WHERE slot_name <> :s) "
@@ -143,7 +152,7 @@ def _server(connection: Connection, engine: Engine, slot: str) -> list[Finding]:
 
 def _table(
     connection: Connection, name: str, table: Table, *, publication: str
-) -> tuple[tuple[Column, ...], list[Finding]]:
+) -> tuple[tuple[SourceColumn, ...], list[Finding]]:
     where = f"{table.source} (tables.yaml: tables.{name})"
     names = {"schema": table.source_schema, "table": table.source_table}
     quoted = _quoted(connection, table)
@@ -152,28 +161,15 @@ def _table(
         lack = Finding(where, "there is no such table", "Correct `source`, or create the table")
         return (), [lack]
     findings: list[Finding] = []
-    rows = [dict(row) for row in connection.execute(text(_COLUMNS), names).mappings()]
-    columns: list[Column] = []
+    rows = read_columns(connection, found["oid"])
+    columns = {row.column.name: row.column for row in rows}
     for row in rows:
-        if row["generated"]:  # Logical decoding leaves generated columns out.
-            continue
-        kind = iceberg_type(row["type"], is_enum=row["is_enum"])
-        if kind is None:
-            findings.append(
-                Finding(
-                    where,
-                    f"column `{row['name']}` has type {row['type']}, which is not supported yet",
-                    f"Change it, for example `ALTER TABLE {quoted} ALTER {row['name']} TYPE text`, or leave the "
-                    "table out",
-                )
-            )
-        if row["name"].startswith("__cdc_"):
-            findings.append(
-                Finding(where, f"column `{row['name']}` has a name that the platform keeps", "Rename it at the source")
-            )
-        columns.append(Column(row["name"], kind or "string", row["required"], row["doc"]))
+        findings += _column(where, quoted, row)
+        findings += _policy(where, table, row.column)
+    if any(row.generated == _STORED for row in rows):
+        findings += _publishes_generated(connection, where, publication)
     findings += _key(connection, where, quoted, table, rows)
-    findings += _declared(where, table, {c.name: c for c in columns}, rows)
+    findings += _declared(where, table, columns)
     if found["partitioned"]:
         lack = "it is partitioned: its partitions' replica identities and truncates are not looked after yet"
         findings.append(Finding(where, lack, "Declare the partitions as tables of their own, or leave it out"))
@@ -198,11 +194,84 @@ def _table(
                 f"Run `ALTER TABLE {quoted} REPLICA IDENTITY FULL`",
             )
         )
-    return tuple(columns), findings
+    return tuple(columns.values()), findings
 
 
-def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[dict[str, Any]]) -> list[Finding]:
-    names = [row["name"] for row in rows]
+def _column(where: str, quoted: str, row: CatalogColumn) -> list[Finding]:
+    """What keeps one column from being captured as it is."""
+    column, kind = row.column.name, row.column.type
+    findings: list[Finding] = []
+    if column.startswith("__cdc_"):
+        findings.append(
+            Finding(where, f"column `{column}` has a name that the platform keeps", "Rename it at the source")
+        )
+    if home(kind) is None:
+        through = "" if kind == row.written else f" ({kind})"
+        findings.append(
+            Finding(
+                where,
+                f"column `{column}` has type {row.written}{through}, which has no home in landing: {refusal(kind)}",
+                f"Change it, for example `ALTER TABLE {quoted} ALTER {column} TYPE text`, or leave the table out",
+            )
+        )
+    if row.generated == _VIRTUAL:
+        findings.append(
+            Finding(
+                where,
+                f"column `{column}` is generated and VIRTUAL: nothing publishes it, and under REPLICA IDENTITY FULL "
+                "PostgreSQL refuses every update and delete of a published table that has one",
+                f"Make it STORED (`ALTER TABLE {quoted} DROP {column}`, then ADD it so), or leave the table out",
+            )
+        )
+    elif row.generated and not row.is_captured:
+        findings.append(
+            Finding(
+                where,
+                f"column `{column}` is generated: PostgreSQL before 18 leaves it out of the stream, though an initial "
+                "load brings it",
+                f"Make it an ordinary column (`ALTER TABLE {quoted} ALTER {column} DROP EXPRESSION`) that a trigger "
+                "fills, or leave the table out",
+            )
+        )
+    return findings
+
+
+def _policy(where: str, table: Table, column: SourceColumn) -> list[Finding]:
+    try:
+        policy = policy_of(column, table.landing.types)
+    except ConfigError as error:
+        return [Finding(where, error.what, error.action)]
+    if column.name in table.key and policy in {"null", "clamp"}:
+        return [
+            Finding(
+                where,
+                f"policy `{policy}` is declared for key column `{column.name}`: two keys would become one",
+                f"Declare `column.{column.name}: error` or `string` in `landing.types`",
+            )
+        ]
+    return []
+
+
+def _publishes_generated(connection: Connection, where: str, publication: str) -> list[Finding]:
+    """A publication that leaves a stored generated column out makes the application's updates fail."""
+    row = connection.execute(
+        text("SELECT to_jsonb(p) ->> 'pubgencols' AS generated FROM pg_publication p WHERE pubname = :p"),
+        {"p": publication},
+    ).one_or_none()
+    if row is None or row.generated in {None, _STORED}:  # None: before 18, which is a finding of the column.
+        return []
+    return [
+        Finding(
+            where,
+            f"publication {publication} leaves generated columns out: under REPLICA IDENTITY FULL PostgreSQL then "
+            "refuses every update and delete of a table that has one",
+            f"Run `ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)`",
+        )
+    ]
+
+
+def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[CatalogColumn]) -> list[Finding]:
+    names = [row.column.name for row in rows]
     if unknown := [k for k in table.key if k not in names]:
         return [Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")]
     unique = connection.execute(text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}).scalars()
@@ -215,18 +284,32 @@ def _key(connection: Connection, where: str, quoted: str, table: Table, rows: li
                 f"Declare the table's own key, or run `ALTER TABLE {quoted} ADD PRIMARY KEY ({listed})`",
             )
         ]
-    return [
-        Finding(
-            where,
-            f"key column `{row['name']}` may be NULL",
-            f"Run `ALTER TABLE {quoted} ALTER {row['name']} SET NOT NULL`",
-        )
-        for row in rows
-        if row["name"] in table.key and not row["required"]
-    ]
+    findings: list[Finding] = []
+    for row in rows:
+        column = row.column
+        if column.name not in table.key:
+            continue
+        if not column.required:
+            findings.append(
+                Finding(
+                    where,
+                    f"key column `{column.name}` may be NULL",
+                    f"Run `ALTER TABLE {quoted} ALTER {column.name} SET NOT NULL`",
+                )
+            )
+        found = home(column.type)
+        if found is not None and found.no_key:
+            findings.append(
+                Finding(
+                    where,
+                    f"key column `{column.name}` has type {row.written}, which can't be a key: {found.no_key}",
+                    "Declare another unique key, of integer, text, uuid, date or numeric(p,s) columns",
+                )
+            )
+    return findings
 
 
-def _declared(where: str, table: Table, columns: Mapping[str, Column], rows: list[dict[str, Any]]) -> list[Finding]:
+def _declared(where: str, table: Table, columns: Mapping[str, SourceColumn]) -> list[Finding]:
     findings: list[Finding] = []
     distribution = [table.convergence.distribution] if table.convergence.distribution else []
     for entry, names in (
@@ -244,17 +327,15 @@ def _declared(where: str, table: Table, columns: Mapping[str, Column], rows: lis
             if n not in columns
         ]
     for n in table.convergence.sums:
-        if n in columns and columns[n].type not in {"int", "long"}:
-            findings.append(
-                Finding(where, f"`convergence.sums` names `{n}`, a {columns[n].type}", "Sum integer columns only")
-            )
+        if n in columns and columns[n].type not in {"smallint", "integer", "bigint"}:
+            kind = iceberg_type(columns[n].type) or columns[n].type
+            findings.append(Finding(where, f"`convergence.sums` names `{n}`, a {kind}", "Sum integer columns only"))
     for n in distribution:
-        row = next((row for row in rows if row["name"] == n), None)
-        if row is not None and not (row["is_enum"] or row["type"].split("(")[0] in _SPELT_ALIKE):
+        if n in columns and base(columns[n].type) not in _SPELT_ALIKE:
             findings.append(
                 Finding(
                     where,
-                    f"`convergence.distribution` names `{n}`, a {row['type']}",
+                    f"`convergence.distribution` names `{n}`, a {columns[n].type}",
                     "Count a text, varchar, enum, uuid, integer or boolean column",
                 )
             )
@@ -298,6 +379,9 @@ def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -
     with connected(engine) as connection:
         listed = ", ".join(sorted(_quoted(connection, t) for t in tables.values()))
         publication = engine.dialect.identifier_preparer.quote(name)
+        version = connection.execute(text("SELECT current_setting('server_version_num')::int")).scalar_one()
+        options = "publish_via_partition_root = true"
+        options += ", publish_generated_columns = stored" if version >= _GENERATED_PUBLISHED_FROM else ""
         exists = connection.execute(
             text("SELECT 1 FROM pg_publication WHERE pubname = :p"), {"p": name}
         ).scalar_one_or_none()
@@ -306,7 +390,7 @@ def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -
         sql = (
             f"ALTER PUBLICATION {publication} SET TABLE {listed}"
             if exists
-            else f"CREATE PUBLICATION {publication} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+            else f"CREATE PUBLICATION {publication} FOR TABLE {listed} WITH ({options})"
         )
         try:
             connection.execute(text(sql))

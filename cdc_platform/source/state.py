@@ -1,8 +1,8 @@
 """A table's state as a few figures, and the source's state at a cut.
 
 Belongs here: the figures (row count, sums of columns, rows per value of one column), the statement that reads
-them, the transaction that reads them at the source, the message that marks a moment in the replication stream.
-Does not: comparing (`convergence`).
+them, the transaction that reads them at the source.
+Does not: comparing (`convergence`), marking a moment in the replication stream (`messages.py`).
 Rule: state, WAL position and `pg_current_snapshot()` are read in one REPEATABLE READ transaction, so the snapshot says
 exactly which transactions the state holds.
 """
@@ -18,7 +18,6 @@ from sqlalchemy.exc import DBAPIError
 from cdc_platform.errors import UnavailableError
 from cdc_platform.source.postgres import address, connected
 
-MESSAGE_PREFIX = "cdc_platform.cut"
 _XID_EPOCH = 1 << 32  # pg_current_snapshot has 64-bit ids, events the lower 32 bits.
 
 
@@ -117,22 +116,3 @@ def read_cut(engine: Engine, *, schema: str, table: str, measures: Measures) -> 
         xmax=int(xmax) % _XID_EPOCH,
         running=frozenset(int(x) % _XID_EPOCH for x in running.split(",") if x),
     )
-
-
-def emit_cut(engine: Engine, cut_id: str) -> None:
-    """Send a message through the replication stream, after everything that is committed now.
-
-    Raises UnavailableError where that is not allowed: on a standby, or to a role without EXECUTE.
-    """
-    try:
-        with connected(engine) as connection:
-            connection.execute(
-                text("SELECT pg_logical_emit_message(true, :prefix, :id)"), {"prefix": MESSAGE_PREFIX, "id": cut_id}
-            )
-            connection.commit()
-    except DBAPIError as error:
-        raise UnavailableError(
-            f"no logical message may be emitted ({type(error.orig).__name__})",
-            where=address(engine),
-            action="Point the source at the primary, and grant EXECUTE on pg_logical_emit_message",
-        ) from error

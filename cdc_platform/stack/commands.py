@@ -125,12 +125,24 @@ def status(project: Path | None, as_json: bool) -> None:
     \b
     JSON: {"services": [...], "addresses": {service: address}}; each service with
       service    its name, as `logs` takes it
-      state      ready | impaired (a table of it stands still) | starting | backing off | failed | stopped
+      state      ready | impaired (works, but not all of it) | starting | backing off | failed | stopped
       pid        process id, or null
       uptime_s   seconds since that process started
       restarts   times it was started again since `up`
       memory_mb  resident memory of the process and its children
       detail     the last error and its remedy, empty once all is well
+      facts      what a service of ours tells of its work, empty unless it is ready
+
+    \b
+    Facts of `capture-SOURCE`:
+      records  how many of each kind since its start: change, tombstone, cut, replay, replay_refused,
+               message (another application's), transaction, heartbeat, notification, unknown
+      log_end  by table, the position after the newest record of its change log
+      slot     {retained_bytes, unconfirmed_bytes, wal_status, safe_bytes, active, inactive_s}, the WAL that
+               the source keeps for it; null when the source does not answer
+
+    Facts of `sink`:
+      tables   by table, {window, log_position} of its newest commit
 
     Exit codes: 0 all ready, 4 otherwise.
     """

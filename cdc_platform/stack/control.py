@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class ServiceStatus:
     restarts: int
     memory_mb: int
     detail: str  # The last error and its remedy, until the service is ready again; what an impaired one fails at.
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])  # What it tells of its work; empty unless ready.
 
 
 class Stack:
@@ -172,9 +173,11 @@ class Stack:
         memory_mb = processes.memory_mb(known.pid) if known.pid is not None else 0
         error = None if ready else self._error(service.name)
         detail = "" if error is None else str(_cdc_error(error))
-        if ready and (problems := read_report(self._run_dir, service.name).get("problems")):
-            state, detail = "impaired", "; ".join(problems)
-        return ServiceStatus(service.name, state, known.pid, known.uptime_s, restarts, memory_mb, detail)
+        facts = read_report(self._run_dir, service.name) if ready else {}
+        if problems := facts.get("problems"):
+            state, detail = "impaired", " ".join(f"{problem.rstrip('.')}." for problem in problems)
+        told = {k: v for k, v in facts.items() if k not in {"pid", "ready_at", "problems"}}
+        return ServiceStatus(service.name, state, known.pid, known.uptime_s, restarts, memory_mb, detail, told)
 
     def _running_services(self, supervised: Mapping[str, Supervised]) -> tuple[Service, ...]:
         """The services that supervisord was started with, all when it does not run."""

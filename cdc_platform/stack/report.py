@@ -28,6 +28,7 @@ class Report:
         self.stopping = threading.Event()  # Set once at SIGTERM or SIGINT: end in order, losing nothing.
         self._file = report_file(run_dir, service)
         self._facts: dict[str, Any] = {}
+        self._writing = threading.Lock()
 
     def ready(self, **facts: Any) -> None:
         """Say that the service works now; replaces the error of an earlier process."""
@@ -36,8 +37,9 @@ class Report:
 
     def progress(self, **facts: Any) -> None:
         """Update facts of a service that is ready."""
-        self._facts |= facts
-        self._write(self._facts)
+        with self._writing:
+            self._facts |= facts
+            self._write(self._facts)
 
     def failed(self, error: CdcError) -> None:
         """Leave the error for `status`."""
@@ -68,6 +70,20 @@ def is_ready(run_dir: Path, service: str, pid: int) -> bool:
     """Whether this very process of `service` has said that it is ready."""
     report = read_report(run_dir, service)
     return "ready_at" in report and report["pid"] == pid
+
+
+def is_at_work(run_dir: Path, service: str) -> bool:
+    """Whether the process that last reported for `service` said that it is ready, and lives."""
+    report = read_report(run_dir, service)
+    if "ready_at" not in report:
+        return False
+    try:
+        os.kill(report["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # Another user's, but there.
+        return True
+    return True
 
 
 def run_reported(report: Report, run: Callable[[Report], None]) -> int:

@@ -17,7 +17,7 @@ table = Table.model_validate({"source": "db.public.orders", "key": ["id"], "owne
 properties = connector_properties(name="cdc_t", url="postgresql://u:secret@127.0.0.1:1/db", tables=[table],
                                   offsets=folder / "o", signals=folder / "s") | change
 try:
-    run_engine(properties, lambda records: None, memory_mb=256, stopping=threading.Event())
+    run_engine(properties, lambda records, schema_of: None, memory_mb=256, stopping=threading.Event())
 except Exception as error:
     print(type(error).__name__, "|", error)
 """

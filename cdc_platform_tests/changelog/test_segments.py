@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
-from cdc_platform.changelog.segments import SegmentLog, SegmentWriter, newest_marker
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, is_marker, marker
+from cdc_platform.changelog.segments import SegmentLog, SegmentWriter, newest_columns, newest_marker
 from cdc_platform.errors import ConfigError, InvariantError
 
 
@@ -116,3 +116,17 @@ def test_loads_are_found_by_their_markers(tmp_path: Path, kinds: list[str], newe
     assert newest_marker(tmp_path) == newest
     assert SegmentLog(tmp_path).newest_load() == load
     assert [json.loads(r).get("op") for r in read_all(SegmentLog(tmp_path))][1::2] == kinds
+
+
+def test_a_schema_marker_is_no_load_marker_and_the_newest_columns_are_found(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    assert newest_columns(tmp_path) is None
+    for kind, facts in ((LOAD_BEGIN, {"columns": ["a"]}), (LOAD_END, {}), (SCHEMA, {"columns": ["a", "b"]})):
+        writer.append_marker(marker(kind, 9, **facts))
+        writer.append([b'{"op":"c"}', b'{"op":"schema_of_mine","columns":["no marker"]}'])
+        writer.sync()
+        assert (newest_columns(tmp_path) or {})["columns"] == (["a", "b"] if kind == SCHEMA else ["a"])
+    writer.close()
+    assert newest_marker(tmp_path) == LOAD_END
+    assert SegmentLog(tmp_path).newest_load() == 0
+    assert [is_marker(line) for line in read_all(SegmentLog(tmp_path))] == [True, False, False] * 3

@@ -21,9 +21,10 @@ import cdc_platform
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
 from cdc_platform.cli import main as root
 from cdc_platform.hops import merge
-from cdc_platform.landing import position, window
+from cdc_platform.landing import commit, dead_letters, events, position
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
+from cdc_platform.source import types as source_types
 
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -86,6 +87,10 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
         return _type(get_args(annotation)[0], [*get_args(annotation)[1:], *metadata])
     if get_origin(annotation) is tuple:
         kind = f"list of {_plural(_type(get_args(annotation)[0], []))}"
+    elif get_origin(annotation) is typing.Literal:
+        kind = " or ".join(f"`{value}`" for value in get_args(annotation))
+    elif get_origin(annotation) is dict:
+        kind = f"for each name: {_type(get_args(annotation)[1], [])}"
     elif get_origin(annotation) in {typing.Union, types.UnionType}:
         return _type(next(a for a in get_args(annotation) if a is not type(None)), metadata)
     else:
@@ -173,6 +178,97 @@ def _help(command: click.Command, name: str) -> str:
     return command.get_help(context)
 
 
+# ---- Types ----------------------------------------------------------------------------------------------
+
+
+def types_page() -> str:
+    """Where each PostgreSQL type lands, how it is spelled, and what becomes of a value that its column can't hold."""
+    about = (
+        "What a column of the source becomes in landing (and in curated, which has landing's types). Measured on "
+        "PostgreSQL 18 and Debezium 3.6.3 with `capture/settings.py`, by initial load and by stream; "
+        "`cdc_platform_tests/e2e/test_types.py` measures it again.\n\n"
+        "A *value without a home* is one that the landing type can't hold. `landing.types` in tables.yaml "
+        "([tables.yaml](tables.md)) says what becomes of it, for a family of types or, before that, for one column:\n\n"
+        "```yaml\nlanding: {types: {date: clamp, column.total: string}}\n```"
+    )
+    policies = [
+        "| policy | the value becomes |",
+        "| --- | --- |",
+        "| `error` | nothing: its record is a dead letter, whose reason names the column and no value |",
+        "| `null` | NULL |",
+        "| `clamp` | the nearest that the type holds: 0001-01-01 or 9999-12-31, to its last microsecond |",
+        "| `string` | its text: the whole column is a `string`, spelled as PostgreSQL writes it |",
+        "",
+    ]
+    rows = ["| PostgreSQL type | landing type | spelling | values without a home | policies, default first | key |"]
+    rows += ["| --- | --- | --- | --- | --- | --- |"]
+    for one in (*source_types.HOMES, source_types.ARRAY):
+        names = ", ".join(f"`{name}`" for name in one.names) or "an array of any type above but for the refused"
+        landing = "`list<...>` of its element's" if one is source_types.ARRAY else f"`{one.landing}`"
+        declared = (
+            "" if one.family is None else f"`{one.family}`: " + ", ".join(f"`{p}`" for p in model.POLICIES[one.family])
+        )
+        policy = declared or ("`error`" if one.homeless else "")
+        key = f"no: {one.no_key}" if one.no_key else "yes"
+        rows.append(f"| {names} | {landing} | {one.note} | {one.homeless} | {policy} | {key} |".replace("<b", "\\<b"))
+    refused = ["| type | why |", "| --- | --- |"]
+    refused += [f"| `{name}` | {why} |" for name, why in source_types.REFUSED.items()]
+    refused += [f"| any other, such as `geometry` | {source_types.refusal('geometry')} |"]
+    return _page(
+        "Types",
+        about,
+        *policies,
+        "## Where values live",
+        "",
+        *rows,
+        "",
+        *_TYPE_RULES,
+        "## Refused",
+        "",
+        "`cdc-platform doctor` refuses a table with a column of such a type, and so does capture at its start: leave "
+        "the table out, or make the column `text`.",
+        "",
+        *refused,
+    )
+
+
+_TYPE_RULES = (
+    "A domain is its base type, however many lie over each other. An explicit NULL in a column with a default is NULL. "
+    "Column names may be any but those that begin with `__cdc_`.",
+    "",
+    "## Generated columns",
+    "",
+    "From PostgreSQL 18 on, a STORED generated column is captured as any other: the publication is made with "
+    "`publish_generated_columns = stored`. Without that, and for a VIRTUAL one whatever the publication says, "
+    "PostgreSQL refuses *every update and delete* of a published table with REPLICA IDENTITY FULL, so the doctor "
+    "refuses the table first. Before 18 an initial load brings the column and the stream does not: refused, too.",
+    "",
+    "## Unchanged TOAST values",
+    "",
+    "An update that leaves a large value alone does not write it to the WAL again. What arrives instead:",
+    "",
+    "| REPLICA IDENTITY | an unchanged large value |",
+    "| --- | --- |",
+    "| FULL | the value: Debezium takes it from the row before |",
+    "| DEFAULT, USING INDEX | `__debezium_unavailable_value` (its base64, its character codes or its UUID in other "
+    "types), but NULL in arrays of boolean, real, double precision, numeric, timestamp, timestamptz and enum, and in a "
+    "vector |",
+    "| NOTHING | PostgreSQL refuses the update |",
+    "",
+    "The doctor asks for FULL, so neither arrives. If the placeholder does (the identity was changed while capture "
+    "ran), its record is a dead letter under every policy: it is no value of the column, so nothing may land for it. "
+    "A text that is the placeholder letter by letter is taken for it.",
+    "",
+    "## What stops capture",
+    "",
+    "Debezium can't convert these; by default it would send NULL. Capture ends instead, and goes on once the value is "
+    "corrected and `cdc-platform recapture SOURCE` was run: a NaN in `numeric[]`, a NULL in an array of an "
+    "enumeration, a `timetz` whose zone has seconds. A domain over an enumeration, or an enumeration without labels, "
+    "anywhere in the database ends Debezium at its start: the doctor names it.",
+    "",
+)
+
+
 # ---- Metadata keys --------------------------------------------------------------------------------------
 
 _LANDING = {
@@ -184,6 +280,10 @@ _LANDING = {
     "LSN ends the transaction before the event's own, the ordinal counts within the transaction from 1. Absent "
     "before the first streamed event.",
     position.SOURCE_TS_MS: "Commit time of the newest event at the source, milliseconds since 1970, UTC.",
+    position.OWNER_EPOCH: "Number of the sink that wrote it: each that takes a table over has the next number, and "
+    "fences those before it.",
+    position.HEARTBEAT: "`true` on a snapshot that changes nothing and says again where the table stands.",
+    position.LOAD_LSN: "LSN of that load's rows at the source, an integer. Absent when it brought none.",
     position.LOAD_POSITION: "Change-log position after the newest complete initial load. Absent before one: such "
     "a table is not merged.",
 }
@@ -199,7 +299,12 @@ _EVENTS = {
     "delete": "Deletes.",
     "read": "Rows of an initial load.",
     "truncate": "Truncates.",
-    "stale": "Events delivered again after a restart, which were dropped.",
+    "redelivered": "Events sent again after a restart, which were dropped.",
+    "stale": "Events that came after a newer one of their key: in the dead letters.",
+    "dead": "Events that could not be applied: in the dead letters.",
+    "message": "Logical messages, which change no row.",
+    "tombstone": "Null records, which change no row: the delete before them did.",
+    "other": "Records without a change: heartbeats, transaction marks.",
 }
 _RUN_TAGS = {
     automation.TABLE_TAG: "Name of the table in tables.yaml.",
@@ -217,27 +322,35 @@ def metadata_keys() -> str:
         "got it there. The prefix `cdc.` is the platform's; a property of yours may not use it. Spark shows the "
         "keys with `SELECT summary FROM lake.landing.orders.snapshots`."
     )
-    events = {position.EVENTS + kind: told for kind, told in _EVENTS.items()}
+    counts = {position.EVENTS + kind: told for kind, told in _EVENTS.items()}
     properties = {
         f"{position.PROPERTY}<sink id>": "The snapshot keys above (but the event counts) as JSON, set by the "
-        "same commit: it outlives another engine's `expire_snapshots`."
+        "same commit: it outlives another engine's `expire_snapshots`.",
+        f"{commit.OWNER}<sink id>": "`<epoch>:<word>` of the sink that owns the table. One that finds another's stops.",
+        commit.SOURCE_COLUMNS: "The columns as the source had them when the table took them, as JSON.",
+    }
+    dead_letters_keys = {
+        position.LOG_POSITION: "Through which position of the log (`cdc.log-id`) the letters are complete.",
+        dead_letters.COMPLETE: "Property: both as JSON; it outlives another engine's expiry.",
     }
     curated_properties = {
         merge.COMPLETE_THROUGH: "`<landing snapshot>:<curated head>`, after a merge that found nothing to commit: "
         "complete through that snapshot for as long as that is the head."
     }
     tags = {
+        position.POSITION_TAG: "On `landing.<table>`: the sink's newest snapshot. It keeps expiry from taking it.",
         merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
-        "equal to. It keeps `expire_snapshots` from taking it."
+        "equal to. It keeps `expire_snapshots` from taking it.",
     }
     markers = {
-        LOAD_BEGIN: "A load begins; `ts_ms`, and `columns` with name, Iceberg type, required and doc.",
+        LOAD_BEGIN: "A load begins; `ts_ms`, and `columns` with name, the source's type, required and doc.",
         LOAD_END: "It is complete; `ts_ms`. A load that ends otherwise is void.",
     }
     sections: list[tuple[str, str, dict[str, str]]] = [
         ("Snapshot summary of landing", "", _LANDING),
-        ("", "Counts of change events in the window; a kind that did not occur is absent:", events),
+        ("", "Counts of change events in the window; a kind that did not occur is absent:", counts),
         ("Table properties of landing", "", properties),
+        ("Dead letters", "On `dead_letters.<table>`:", dead_letters_keys),
         ("Snapshot summary of curated", "", _CURATED),
         ("Table properties of curated", "", curated_properties),
         ("Tags", "", tags),
@@ -267,13 +380,14 @@ def keys_written() -> set[str]:
 
 def event_kinds() -> set[str]:
     """Kinds of events that a window counts."""
-    return {*window._NAMES.values(), "stale"}
+    return {*events.KINDS.values(), "stale", "dead", "redelivered", "tombstone", "other"}
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables,
     "cli.md": cli,
     "metadata-keys.md": metadata_keys,
+    "types.md": types_page,
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.hops.contract import Contract, create_sql, merge_sql
+from cdc_platform.hops.contract import Contract, align_sql, create_sql, merge_sql
 from cdc_platform.lake.snapshot import Column
 
 COLUMNS = ("id", "line", "status", "note")
@@ -52,9 +52,45 @@ def test_ddl_keeps_types_required_keys_and_comments() -> None:
         Column("id", "long", True),
         Column("at", "timestamptz", True, "It's when"),
         Column("n", "decimal(5, 2)", False),
+        Column("tags", "list<string>", False),
+        Column("sums", "list<decimal(5, 2)>", False),
     ]
     sql = create_sql("c", columns, key=["id"])
-    assert "(`id` BIGINT NOT NULL, `at` TIMESTAMP COMMENT 'It\\'s when', `n` DECIMAL(5, 2))" in sql
+    assert (
+        "(`id` BIGINT NOT NULL, `at` TIMESTAMP COMMENT 'It\\'s when', `n` DECIMAL(5, 2), "
+        "`tags` ARRAY<STRING>, `sums` ARRAY<DECIMAL(5, 2)>)"
+    ) in sql
     assert "'format-version'='3'" in sql
     with pytest.raises(ConfigError, match="column `x` has type uuid"):
         create_sql("c", [Column("x", "uuid", False)], key=["id"])
+    with pytest.raises(ConfigError, match="column `x` has type list<uuid>"):
+        create_sql("c", [Column("x", "list<uuid>", False)], key=["id"])
+
+
+def test_a_curated_table_follows_the_columns_of_its_upstream() -> None:
+    found = [
+        Column("id", "long", True),
+        Column("gone", "string", False),
+        Column("n", "int", False),
+        Column("d", "decimal(9, 2)", False),
+        Column("other", "int", False),
+        Column("kept", "string", False),
+    ]
+    wanted = [
+        Column("id", "long", True),
+        Column("n", "long", False),
+        Column("d", "decimal(12, 2)", False),
+        Column("other", "string", False, "what it's for"),
+        Column("kept", "string", False),
+        Column("new", "list<int>", False),
+    ]
+    assert align_sql("t", wanted, found=found) == [
+        "ALTER TABLE t DROP COLUMN `gone`",
+        "ALTER TABLE t DROP COLUMN `other`",
+        "ALTER TABLE t ALTER COLUMN `d` TYPE DECIMAL(12, 2)",
+        "ALTER TABLE t ALTER COLUMN `n` TYPE BIGINT",
+        "ALTER TABLE t ADD COLUMN `other` STRING COMMENT 'what it\\'s for'",
+        "ALTER TABLE t ADD COLUMN `new` ARRAY<INT>",
+    ]
+    assert align_sql("t", wanted, found=wanted) == []
+    assert align_sql("t", found, found=wanted)[0] == "ALTER TABLE t DROP COLUMN `n`"  # No way back from a promotion.

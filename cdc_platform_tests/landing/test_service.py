@@ -13,7 +13,7 @@ from cdc_platform.changelog.segments import SegmentWriter
 from cdc_platform.deployment import CATALOG, Deployment
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.service import run
-from cdc_platform_tests.builders import ORDER_COLUMNS, event, live_rows
+from cdc_platform_tests.builders import SOURCE_COLUMNS, event, live_rows
 
 
 class FakeReport:
@@ -37,13 +37,13 @@ class FakeReport:
 def test_a_table_that_can_not_go_on_says_so_and_the_other_goes_on(tmp_path: Path, value: object) -> None:
     (tmp_path / "tables.yaml").write_text(
         "deployment: t\nsources: {t: {postgres: {embedded: t}}}\ntables:\n"
-        "  bad: {source: t.public.bad, key: [id], owners: ['team:t']}\n"
+        "  bad: {source: t.public.bad, key: [id], owners: ['team:t'], landing: {dead_letters_max_share: 0}}\n"
         "  good: {source: t.public.good, key: [id], owners: ['team:t']}\n"
     )
     deployment = Deployment.load(tmp_path)
     for name, key in (("bad", value), ("good", 7)):
         writer = SegmentWriter(deployment.changelog_dir(name))
-        writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in ORDER_COLUMNS]))
+        writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in SOURCE_COLUMNS]))
         row = event("r", 1)
         row["after"]["id"] = key
         writer.append([json.dumps(row).encode()])
@@ -54,5 +54,6 @@ def test_a_table_that_can_not_go_on_says_so_and_the_other_goes_on(tmp_path: Path
     run(deployment, report)
     [problem] = report.facts["problems"]
     assert "landing.bad" in problem
+    assert "1 of the newest 1 events can't be applied" in problem
     table = Lake(CATALOG, deployment.catalog_properties).load("landing.good")
     assert [r["id"] for r in live_rows(table, ("id",))] == [7]

@@ -14,8 +14,9 @@ from cdc_platform.errors import ConfigError, UnavailableError
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect, unpublished
+from cdc_platform.source.messages import emit_cut
 from cdc_platform.source.postgres import connected, source_engine
-from cdc_platform.source.state import Measures, emit_cut, read_cut
+from cdc_platform.source.state import Measures, read_cut
 from cdc_platform.stack import postgres as postgres_service
 
 pytestmark = pytest.mark.e2e
