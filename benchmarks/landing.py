@@ -239,7 +239,7 @@ def _newest(log: Log, windows: int) -> tuple[int, Any]:
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
     title = "Into landing; x: time over pyarrow's from JSON to Parquet; stages in µs an event"
-    table = Table("", "events/s", "a CPU s", "x", *STAGES, title=title, title_justify="left")
+    table = Table("", "events/s", "a CPU s", "x", *STAGES, title=title, title_justify="left", padding=0)
     per_s = {"snapshot": figures["snapshot_events_per_s"]} | figures["update_events_per_s"]
     per_cpu_s = {"snapshot": figures["snapshot_events_per_cpu_s"]} | figures["update_events_per_cpu_s"]
     for name, rate in per_s.items():
