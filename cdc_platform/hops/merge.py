@@ -17,7 +17,7 @@ from cdc_platform.hops.contract import Contract, align_sql, create_sql, differen
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark, columns_sql, quoted, text
-from cdc_platform.landing.position import LOAD_POSITION, advanced, landing_table
+from cdc_platform.landing.position import LOAD_POSITION, advanced, landed, landing_table
 from cdc_platform.registry.model import Table
 
 UPSTREAM_SNAPSHOT = "cdc.upstream-snapshot"
@@ -65,7 +65,8 @@ def merged_through(landing: TableHistory, curated: TableHistory | None) -> Snaps
 
 def merge_decision(landing: TableHistory | None, curated: TableHistory | None) -> MergeDecision:
     """Return whether a merge is due, from metadata alone."""
-    upstream = landing.newest(advanced) if landing else None
+    # A heartbeat holds the rows of the window before it, and may have outlived it.
+    upstream = (landing.newest(advanced) or landing.newest(landed)) if landing else None
     if landing is None or upstream is None:
         return MergeDecision(False, None, "landing has no snapshot yet; the first comes with the initial load")
     if LOAD_POSITION not in upstream.summary:

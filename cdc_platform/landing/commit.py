@@ -30,7 +30,8 @@ from cdc_platform.lake.snapshot import Column, TableHistory
 from cdc_platform.landing.evolution import AddColumn, DropColumn, Evolution, RenameColumn, Step, WidenColumn
 from cdc_platform.landing.files import (
     PartitionField,
-    deletes_follow_partitions,
+    all_data_under,
+    key_tells_partition,
     spec_fields,
     write_deletes,
     write_rows,
@@ -127,9 +128,9 @@ class LandingTable:
     @property
     def routed_by(self) -> tuple[str, ...]:
         """Columns whose value in the row before tells which partition a delete belongs to; none when the key does."""
-        if self._table is None or deletes_follow_partitions(self._table, self._key):
+        if self._table is None or set(sources := [f.column for f in spec_fields(self._table)]) <= set(self._key):
             return ()
-        return tuple(f.column for f in spec_fields(self._table))
+        return tuple(sources)
 
     def position(self) -> LandingPosition:
         """How far the table has come; the beginning before it exists."""
@@ -157,11 +158,6 @@ class LandingTable:
             Schema(*fields, identifier_field_ids=key_ids),
             properties=_PROPERTIES | {SOURCE_COLUMNS: _stored(source)},
         )
-        if self._partition_by and self._table.spec().is_unpartitioned():
-            with self._table.update_spec() as update:
-                for one in self._partition_by:
-                    update.add_field(one.column, _transform(one.transform), one.name)
-            self._table = self._lake.catalog.load_table(self.name)
         self._look_at_partitions()
         return True
 
@@ -195,14 +191,14 @@ class LandingTable:
 
         def away(update: "UpdateSchema") -> None:
             for name in sorted(anew | (found.keys() - wanted.keys())):
-                update.delete_column(name)
+                update.delete_column((name,))
 
         def in_place(update: "UpdateSchema") -> None:
             for column in columns:
                 if column.name in anew or column.name not in found:
-                    update.add_column(column.name, _iceberg_type(column.type), doc=column.doc or None)
+                    update.add_column((column.name,), _iceberg_type(column.type), doc=column.doc or None)
                 elif column.name in promoted:
-                    update.update_column(column.name, _iceberg_type(column.type))
+                    update.update_column((column.name,), _iceberg_type(column.type))
 
         self.stage([away, in_place], source)
 
@@ -212,13 +208,13 @@ class LandingTable:
         def change(step: Step, update: "UpdateSchema") -> None:
             match step:
                 case DropColumn(name):
-                    update.delete_column(name)
+                    update.delete_column((name,))
                 case RenameColumn(name, to):
-                    update.rename_column(name, to)
+                    update.rename_column((name,), to)
                 case WidenColumn(name, kind):
-                    update.update_column(name, _iceberg_type(kind))
+                    update.update_column((name,), _iceberg_type(kind))
                 case AddColumn(name, kind, doc):
-                    update.add_column(name, _iceberg_type(kind), doc=doc or None)
+                    update.add_column((name,), _iceberg_type(kind), doc=doc or None)
 
         self.stage([partial(change, step) for step in evolution.steps], evolution.columns)
 
@@ -236,7 +232,9 @@ class LandingTable:
         They apply to every partition unless the key tells which, or `partition_prefix` names the columns that do.
         """
         # Asked anew each time: another program may have changed the partition fields since the last commit.
-        by_partition = partition_prefix is not None or deletes_follow_partitions(self._loaded, self._key)
+        told = key_tells_partition(self._loaded, self._key)
+        routed = partition_prefix is not None and all_data_under(self._loaded, self._loaded.spec().spec_id)
+        by_partition = told or routed
         return write_deletes(
             self._loaded, self._schema, keys, by_partition=by_partition, partition_prefix=partition_prefix or ""
         )
@@ -283,7 +281,7 @@ class LandingTable:
                 summary=summary | counts | dict(notes or {}),
                 replace_all=replace_all,
                 tag=POSITION_TAG,
-                check=lambda: self._require_place(before, {file.spec_id for file in data}),
+                check=lambda: self._require_place(before, data, deletes),
             )
             delta.commit()
             transaction.set_properties(properties)
@@ -329,40 +327,51 @@ class LandingTable:
             )
 
     def _claim(self) -> None:
-        """Become the table's owner, once; later only see that it is so still."""
-        found = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
+        """Become the table's owner, once; later only see that it is so still. A table made anew has none."""
+        found, epoch = self._owner_found()
         if found == str(self._owner):
             return
-        if self._owner.epoch:
-            raise self._fenced(found)
-        taken = Owner(self._owner.word, int(found.partition(":")[0]) + 1)
+        if self._owner.epoch and epoch >= self._owner.epoch:
+            raise self._fenced(epoch)
+        taken = Owner(self._owner.word, max(epoch, self._owner.epoch) + 1)
         with self._loaded.transaction() as transaction:
             transaction.set_properties({OWNER + sink_id(self.name): str(taken)})
         self._owner.epoch = taken.epoch  # Not before: a claim that failed, or whose answer was lost, is made again.
 
-    def _require_place(self, before: LandingPosition, spec_ids: set[int]) -> None:
-        """Whether the running attempt's base is owned by us, stands where we were, and takes our data files."""
-        owner = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
-        if owner != str(self._owner):
-            raise self._fenced(owner)
+    def _owner_found(self) -> tuple[str, int]:
+        """The owner that the table names, and its epoch: 0 for none."""
+        found = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
+        return found, int(found.partition(":")[0])
+
+    def _require_place(
+        self, before: LandingPosition, data: "Sequence[DataFile]", deletes: "Sequence[DataFile]"
+    ) -> None:
+        """Whether the running attempt's base is owned by us, stands where we were, and takes our files."""
+        owner, epoch = self._owner_found()
+        if owner != str(self._owner) and epoch >= self._owner.epoch:
+            raise self._fenced(epoch)
         found = landing_position(history_of(self.name, self._loaded))
-        if found != before:
+        if found != before or owner != str(self._owner):
             raise ConflictError(
                 f"the table is at window {found.window}, this sink was at {before.window}",
                 where=self.name,
-                action="Another sink wrote this table; this one reads its position again and goes on by itself",
+                action="Another program wrote or replaced it; the sink reads its position and goes on by itself",
             )
-
-        if spec_ids - {self._loaded.metadata.default_spec_id}:  # PyIceberg lists all data files under the default one.
+        present = self._loaded.spec().spec_id
+        unpartitioned = {n for n, spec in self._loaded.specs().items() if spec.is_unpartitioned()}
+        routed = {file.spec_id for file in deletes} - unpartitioned
+        # PyIceberg lists all data files under the present spec; a delete in a partition reaches none of another spec.
+        moved = {file.spec_id for file in data} - {present} or routed - {present}
+        if moved or (routed and not all_data_under(self._loaded, present)):
             raise ConflictError(
                 "another program changed the partition fields while a window was written for the old ones",
                 where=self.name,
                 action="This window is tried again by itself",
             )
 
-    def _fenced(self, owner: str) -> FencedError:
+    def _fenced(self, epoch: int) -> FencedError:
         return FencedError(
-            f"a sink of epoch {owner.partition(':')[0]} owns the table, this one has epoch {self._owner.epoch}",
+            f"a sink of epoch {epoch} owns the table, this one has epoch {self._owner.epoch}",
             where=self.name,
             action="Two sinks serve this table: stop one (`cdc-platform status` on each host), then restart the other "
             "(`cdc-platform restart sink`)",
@@ -389,7 +398,13 @@ class LandingTable:
             )
 
     def _look_at_partitions(self) -> None:
-        deletes_follow_partitions(self._loaded, self._key)
+        """Give a table without a snapshot its partition fields; of any other, see that they are those declared."""
+        if self._partition_by and self._loaded.current_snapshot() is None and not spec_fields(self._loaded):
+            with self._loaded.update_spec() as update:
+                for one in self._partition_by:
+                    update.add_field(one.column, _transform(one.transform), one.name)
+            self._table = self._lake.catalog.load_table(self.name)
+        key_tells_partition(self._loaded, self._key)
         found = spec_fields(self._loaded)
         if self._partition_by and list(self._partition_by) != found:
             declared = ", ".join(f"{f.transform}({f.column})" for f in self._partition_by)

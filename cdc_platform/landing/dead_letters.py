@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 NAMESPACE = "dead_letters"
 _PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 COMPLETE = "cdc.complete-through"  # Property: as the summary's position, and outlives another engine's expiry.
+_LAST_MS = 253_402_300_800_000  # Year 10,000.
 CLOSED = {"replayed", "discarded"}
 
 
@@ -134,7 +135,7 @@ class DeadLetters:
                 "op": x.op,
                 "key": x.key,
                 "source_position": x.source_position,
-                "source_ts": datetime.fromtimestamp(x.source_ts_ms / 1000, UTC) if x.source_ts_ms else None,
+                "source_ts": _moment(x.source_ts_ms),
                 "payload": x.payload,
                 "window": window,
                 "dead_at": now,
@@ -184,6 +185,11 @@ _COLUMNS = (
     ("dead_at", "timestamptz"),
     ("closes", "long"),
 )
+
+
+def _moment(ms: int) -> datetime | None:
+    """Milliseconds since 1970 as a moment; None for 0, and for what no calendar holds: a letter may say anything."""
+    return datetime.fromtimestamp(ms / 1000, UTC) if 0 < ms < _LAST_MS else None
 
 
 def _types() -> "list[tuple[str, Any]]":

@@ -127,31 +127,40 @@ class Decoder:
             ]
         )
 
-    def decode(self, lines: bytes, *, first_offset: int) -> Decoded:
-        """Return what is in `lines`, each a record, the first of them at `first_offset`.
+    def decode(self, lines: bytes, *, first_offset: int, count: int | None = None) -> Decoded:
+        """Return what is in `lines`, each a record, the first of them at `first_offset`; `count` of them, if known.
 
         An update that changes a key column becomes a delete of the old key and an upsert of the new one.
         Raises ConfigError when the columns are not those of the records.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         if self._whole:
             self._check_columns(lines, first_offset)
         parts: list[pa.Table] = []
         rejected: list[Rejected] = []
         passed: Counter[str] = Counter()
-        pending = [(lines, first_offset)]
+        pending = [(lines, first_offset, lines.count(b"\n") if count is None else count)]
         while pending:  # Bounded: each turn takes a part that is whole, or halves it, or reads at most a few lines.
-            part, offset = pending.pop()
+            part, offset, count = pending.pop()
             try:
-                parts.append(self._changes(self._read_json(part), offset, passed))
+                if not part.isascii():
+                    part.decode()  # pyarrow would pass on what is no UTF-8.
+                raw = self._read_json(part)
+                if raw.num_rows != count:
+                    raise ValueError("a line that is no record")  # pyarrow passes over an empty one.
+                changes = self._changes(raw, offset, passed)
+                if self._whole and pc.any(pc.is_valid(changes[REPLAY_OF])).as_py():
+                    raise ValueError("a replay may have the columns of another time")
+                parts.append(changes)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError, KeyError):
-                count = part.count(b"\n")
                 if count > _SLOW_LINES_MAX:
-                    cut = _end_of_line(part, count // 2)
-                    pending += [(part[cut:], offset + count // 2), (part[:cut], offset)]
+                    half = count // 2
+                    cut = _end_of_line(part, half)
+                    pending += [(part[cut:], offset + half, count - half), (part[:cut], offset, half)]
                 else:
-                    for number, line in enumerate(part.splitlines()):
+                    for number, line in enumerate(part.split(b"\n")[:count]):
                         one = self._one(line, offset + number, passed)
                         if isinstance(one, Rejected):
                             rejected.append(one)
@@ -162,12 +171,12 @@ class Decoder:
 
     def rejected(self, line: bytes, offset: int, reason: Reason, detail: str) -> Rejected:
         """A record, which is a JSON object, as one that can't be applied."""
-        event: dict[str, Any] = json.loads(line)
+        event: dict[str, Any] = _json(line)
         return Rejected(
             offset,
             reason,
             detail,
-            str(event.get(self._kind_field) or ""),
+            _storable(str(event.get(self._kind_field) or "")),
             _key_text(event, self.key),
             _source_position(event),
             _ts_ms(event),
@@ -194,7 +203,7 @@ class Decoder:
         import pyarrow as pa
 
         try:
-            event = json.loads(line)
+            event = _json(line)
         except ValueError:
             event = line
         if event is None:
@@ -226,6 +235,8 @@ class Decoder:
         image = before if op == "d" or (op == "u" and after is None) else after
         if not isinstance(image, dict) or any(image.get(k) is None for k in self.key):
             raise _UnfitError("no_key", "a key column has no value")
+        if self._whole and isinstance(after, dict) and after.keys() != self.readers.keys():
+            raise _UnfitError("unreadable", "it has other columns than the table has now")
         for side, names in (("before", self._before), ("after", self.readers)):
             values: dict[str, Any] = event[side] if isinstance(event.get(side), dict) else {}
             for name in names:
@@ -358,8 +369,10 @@ class Decoder:
         expected = {c.name for c in self.columns}
         for line in (lines[: lines.find(b"\n")], lines[lines.rfind(b"\n", 0, len(lines) - 1) + 1 :]):
             try:
-                event = json.loads(line)
-                found = set(event.get("after") or event.get("before") or expected)
+                event = _json(line)
+                found = set(
+                    (event.get("after") or event.get("before") or expected) if "replay" not in event else expected
+                )
             except (ValueError, AttributeError, TypeError):
                 continue  # Not a change at all: it is looked at with the others.
             if found == expected:
@@ -372,6 +385,14 @@ class Decoder:
                 action="This table stands still and its change log is kept. Take a new initial load: "
                 f"`cdc-platform reload {self._table.split('.')[-1]}`",
             )
+
+
+def _json(line: bytes) -> Any:
+    """Raises ValueError for what is no JSON, and for what is nested too deep to be read."""
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def _end_of_line(lines: bytes, number: int) -> int:
@@ -403,6 +424,11 @@ def _ts_ms(event: Mapping[str, Any]) -> int:
 def _key_text(event: Mapping[str, Any], key: Sequence[str]) -> str:
     image = event.get("after") or event.get("before")
     return json.dumps({k: image.get(k) for k in key}) if isinstance(image, dict) else ""
+
+
+def _storable(text: str) -> str:
+    """Half of a surrogate pair, which JSON can spell, is no text elsewhere."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _without_values(error: Exception) -> str:

@@ -63,26 +63,37 @@ def spec_fields(table: "Table") -> list[PartitionField]:
     return [PartitionField(schema.find_field(f.source_id).name, str(f.transform)) for f in table.spec().fields]
 
 
-def deletes_follow_partitions(table: "Table", key: Sequence[str]) -> bool:
-    """Whether a key alone tells in which partition its row is: its sources are key columns, and no spec came before.
+def key_tells_partition(table: "Table", key: Sequence[str]) -> bool:
+    """Whether a delete may be written under the partition that its key tells: all data lies under the present spec.
 
     Raises ConfigError when neither that nor an unpartitioned spec holds: no delete could then reach every old row.
     """
-    schema = table.schema()
-    partitioned = [spec for spec in table.specs().values() if not spec.is_unpartitioned()]
-    if not partitioned:
+    spec = table.spec()
+    if all(one.is_unpartitioned() for one in table.specs().values()):
         return True
-    sources = {schema.find_field(f.source_id).name for f in table.spec().fields}
-    if len(partitioned) == 1 and not table.spec().is_unpartitioned() and sources <= set(key):
+    sources = {table.schema().find_field(f.source_id).name for f in spec.fields}
+    if sources <= set(key) and all_data_under(table, spec.spec_id):
         return True
     if unpartitioned_spec(table) is None:
         raise ConfigError(
             f"a delete could miss its old row: partition columns ({', '.join(sorted(sources)) or 'of an older spec'}) "
-            f"don't follow from the key ({', '.join(key)}), and the table has no unpartitioned spec",
+            f"don't follow from the key ({', '.join(key)}), or changed, and the table has no unpartitioned spec",
             where=".".join(table.name()[-2:]),
             action="Drop the table so that the sink makes it anew, or partition it by key columns only",
         )
     return False
+
+
+def all_data_under(table: "Table", spec_id: int) -> bool:
+    """Whether every live data file lies under this spec, as the newest snapshot's list of manifests says."""
+    from pyiceberg.manifest import ManifestContent
+
+    snapshot = table.current_snapshot()
+    return snapshot is None or all(
+        manifest.partition_spec_id == spec_id
+        for manifest in snapshot.manifests(table.io)
+        if manifest.content == ManifestContent.DATA
+    )
 
 
 def unpartitioned_spec(table: "Table") -> "PartitionSpec | None":
@@ -114,7 +125,7 @@ def write_deletes(
 
     by_key = Schema(*[schema.find_field(i) for i in sorted(schema.identifier_field_ids)])
     spec = table.spec() if by_partition else unpartitioned_spec(table)
-    assert spec is not None, "deletes_follow_partitions() comes first"
+    assert spec is not None, "key_tells_partition() comes first"
     return [
         _write(table, part, by_key, content=DataFileContent.EQUALITY_DELETES, spec=spec, partition=key)
         for key, part in _split(keys, spec, schema, prefix=partition_prefix)

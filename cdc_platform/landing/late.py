@@ -11,7 +11,8 @@ Rules, for a change at source position p of key k, found at offset o of the log:
 The log is read backwards until a block lies wholly before all that is judged, so disorder within
 `_BLOCK_RECORDS_MIN` records is judged exactly, and re-delivery of any length up to `_LOOK_BACK_BYTES_MAX`. What is not
 decided there is stale: never dropped in silence, never applied on a guess.
-A replayed dead letter is judged by all that came after the letter, and its own first copy does not count.
+A replayed dead letter is judged by all that came after the letter, and by what made it one before; its own first copies
+do not count, another replay of it does.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -64,7 +65,7 @@ def sift(
     import pyarrow.compute as pc
 
     changes, rejected = decoded.changes, list(decoded.rejected)
-    late, high = late_rows(changes, newest, or_equal=strict)
+    late, high, read_at = late_rows(changes, newest, or_equal=strict)
     replays = pc.is_valid(changes[REPLAY_OF]).to_numpy(zero_copy_only=False)
     late |= replays
     shared = Counter(r.source for r in rejected)
@@ -78,11 +79,11 @@ def sift(
     # A dead letter has been seen, too: when it is sent again, it comes late.
     high = max(filter(None, [high, *(r.source for r in rejected)]), default=None)
     if not late.any():
-        return Sifted(changes, rejected, len(again), {}, high, disordered=False)
+        return Sifted(_placed(changes, read_at), rejected, len(again), {}, high, disordered=False)
     judged = _judge(changes, late, decoder=decoder, log=log)
     dropped = [one for one in judged if one.again]
     stale = [one for one in judged if not one.again and one.why_stale]
-    texts = lines.splitlines() if stale else []
+    texts = lines.split(b"\n") if stale else []
     rejected += [
         decoder.rejected(texts[one.offset - decoded.first_offset], one.offset, "stale", one.why_stale) for one in stale
     ]
@@ -90,7 +91,7 @@ def sift(
     keep[[one.row for one in (*dropped, *stale)]] = False
     applied = changes.filter(pa.array(replays & keep))
     return Sifted(
-        changes.filter(pa.array(keep)),
+        _placed(changes, read_at).filter(pa.array(keep)),
         rejected,
         len(again) + len(dropped),
         dict(zip(applied[OFFSET].to_pylist(), applied[REPLAY_OF].to_pylist(), strict=True)),
@@ -101,39 +102,51 @@ def sift(
 
 def late_rows(
     changes: "pa.Table", newest: SourcePosition | None, *, or_equal: bool = False
-) -> "tuple[np.ndarray, SourcePosition | None]":
-    """Which rows come after one of a newer source position, as a mask, and the newest position of all seen.
+) -> "tuple[np.ndarray, SourcePosition | None, dict[int, SourcePosition]]":
+    """Which rows come after one of a newer source position, as a mask; the newest position of all; where reads stand.
 
     Rows at the newest position itself are not late: of those that share one (a COPY's, both halves of a changed key)
     some may have been seen and others not, and applying one again changes nothing, for each is of a key of its own.
     With `or_equal`, those at the position given are late, too. The ordinal does not count: it may begin elsewhere when
     Debezium resumes inside a transaction (seen). A read outside an initial load is late by its LSN alone, and makes
-    nothing else late: it is no commit.
+    nothing else late: it is no commit, and stands in the order of commits where the stream was when it came.
     """
     import numpy as np
     import pyarrow.compute as pc
 
     late = np.zeros(changes.num_rows, dtype=bool)
     reads = pc.equal(changes[OP], "r").to_numpy(zero_copy_only=False)
-    if newest is not None and reads.any():
-        late |= reads & (changes[LSN].to_numpy() < newest.lsn)
-    rows = np.flatnonzero(~reads)
-    if not len(rows):
-        return late, newest
-    commit, lsn, ordinal = (changes[name].to_numpy()[rows] for name in (COMMIT_LSN, LSN, ORDINAL))
+    commit, lsn, ordinal = (changes[name].to_numpy() for name in (COMMIT_LSN, LSN, ORDINAL))
     if or_equal and newest is not None:
-        late[rows[(commit == newest.commit_lsn) & (lsn == newest.lsn)]] = True
+        late |= (commit == newest.commit_lsn) & (lsn == newest.lsn) & ~reads
     rising = (commit[1:] > commit[:-1]) | ((commit[1:] == commit[:-1]) & (lsn[1:] >= lsn[:-1]))
-    if rising.all() and (newest is None or (int(commit[0]), int(lsn[0])) >= newest[:2]):
-        return late, SourcePosition(int(commit[-1]), int(lsn[-1]), int(ordinal[-1]))  # The common case: no loop.
-    high = newest
+    if not changes.num_rows:
+        return late, newest, {}
+    if not reads.any() and rising.all() and (newest is None or (int(commit[0]), int(lsn[0])) >= newest[:2]):
+        return late, SourcePosition(int(commit[-1]), int(lsn[-1]), int(ordinal[-1])), {}  # The common case: no loop.
+    high, read_at = newest, dict[int, SourcePosition]()
     positions = map(SourcePosition, commit.tolist(), lsn.tolist(), ordinal.tolist())
-    for row, position in zip(rows.tolist(), positions, strict=True):
-        if high is not None and position[:2] < high[:2]:
+    for row, (is_read, position) in enumerate(zip(reads.tolist(), positions, strict=True)):
+        if is_read:
+            late[row] = high is not None and position.lsn < high.lsn
+            read_at[row] = high or position
+        elif high is not None and position[:2] < high[:2]:
             late[row] = True
         else:
             high = position
-    return late, high
+    return late, high, read_at
+
+
+def _placed(changes: "pa.Table", read_at: dict[int, SourcePosition]) -> "pa.Table":
+    """Changes with each read at its place in the order of commits."""
+    import pyarrow as pa
+
+    for index, name in ((0, COMMIT_LSN), (1, LSN)) if read_at else ():
+        values = changes[name].to_numpy().copy()
+        for row, position in read_at.items():
+            values[row] = position[index]
+        changes = changes.set_column(changes.column_names.index(name), name, pa.array(values))
+    return changes
 
 
 @dataclass
@@ -158,12 +171,12 @@ class _Late:
             return "it came too late for newer changes of its key to be looked for"
         return "a truncate that came late can't be applied to older rows alone" if self.op == "t" else ""
 
-    def meet(self, op: str, position: tuple[int, int], offset: int) -> None:
+    def meet(self, op: str, position: tuple[int, int], offset: int, *, is_replay: bool) -> None:
         """Take note of a record of the same key, or of a truncate, that stands in the log."""
-        if offset >= self.offset or (self.replay_of is not None and offset <= self.replay_of):
+        if offset >= self.offset:
             return
         if op == self.op and position == self.position:
-            self.again = True
+            self.again |= self.replay_of is None or is_replay
         elif position > self.position if self.op != "r" else position[1] > self.position[1]:
             self.overtaken = True
 
@@ -194,10 +207,10 @@ class _Docket:
             found = pc.is_in(seen[name], self._marked[name].combine_chunks())
             same = found if same is None else pc.and_(same, found)
         met = seen.filter(pc.or_(pc.equal(seen[OP], "t"), same))
-        facts = (met[name].to_pylist() for name in (OP, COMMIT_LSN, LSN, OFFSET))
-        for op, commit, lsn, offset, values in zip(*facts, self._values(met), strict=True):
+        facts = (met[name].to_pylist() for name in (OP, COMMIT_LSN, LSN, OFFSET, REPLAY_OF))
+        for op, commit, lsn, offset, replay_of, values in zip(*facts, self._values(met), strict=True):
             for one in self.all if op == "t" else self._by_key.get(values, ()):
-                one.meet(op, (commit, lsn), offset)
+                one.meet(op, (commit, lsn), offset, is_replay=replay_of is not None)
 
     def _values(self, rows: "pa.Table") -> "Iterator[tuple[Any, ...]]":
         return zip(*(rows[name].to_pylist() for name in self._key), strict=True)
@@ -209,24 +222,30 @@ def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: Ch
 
     is_replay = pc.is_valid(changes[REPLAY_OF]).to_numpy(zero_copy_only=False)
     streamed, replays = _Docket(changes, late & ~is_replay, decoder), _Docket(changes, late & is_replay, decoder)
-    keys = decoder.of_keys()
-    if streamed.all:
-        _look_back(streamed, keys, log)
-    if replays.all:
-        _look_back_to_the_letters(replays, keys, log)
+    for docket in (streamed, replays):
+        if docket.all:
+            _look_back(docket, decoder.of_keys(), log)
     return [*streamed.all, *replays.all]
 
 
 def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
-    """Read backwards until a block lies wholly before all that is judged."""
+    """Read backwards, past the letters that are replayed, until a block lies wholly before all that is judged."""
     oldest = min(one.position for one in docket.all)
     oldest_lsn = min(one.position[1] for one in docket.all)
+    letters = [one.replay_of for one in docket.all if one.replay_of is not None]
+    # What a load brought stands for all before it; a letter from before one must know of the load.
+    floor = min([log.newest_load(), *letters])
     read_bytes = 0
-    for block in _blocks_back(log, max(one.offset for one in docket.all), log.newest_load()):
-        read_bytes += len(block.lines)
+    for block in _blocks_back(log, max(one.offset for one in docket.all), floor):
         lines, start = _without_marker(block)
-        seen = keys.decode(lines, first_offset=start).changes
+        if start > block.start and json.loads(block.lines.partition(b"\n")[0])["op"] == LOAD_END:
+            for one in docket.all:
+                one.overtaken |= one.replay_of is not None and one.replay_of < block.start < one.offset
+        seen = keys.decode(lines, first_offset=start, count=block.end - start).changes
         docket.meet(seen)
+        if letters and block.start > min(letters):
+            continue
+        read_bytes += len(block.lines)
         if seen.num_rows >= _BLOCK_RECORDS_MIN // 2:
             commit, lsn = seen[COMMIT_LSN].to_pylist(), seen[LSN].to_pylist()
             if max(zip(commit, lsn, strict=True)) < oldest and max(lsn) < oldest_lsn:
@@ -235,17 +254,6 @@ def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
             for one in docket.all:
                 one.undecided = True
             return
-
-
-def _look_back_to_the_letters(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
-    """Read all that lies between the dead letters and their replays, however much it is."""
-    letters = [one.replay_of or 0 for one in docket.all]
-    for block in _blocks_back(log, max(one.offset for one in docket.all), min(letters)):
-        lines, start = _without_marker(block)
-        if start > block.start and json.loads(block.lines.partition(b"\n")[0])["op"] == LOAD_END:
-            for one, letter in zip(docket.all, letters, strict=True):
-                one.overtaken |= letter < block.start < one.offset
-        docket.meet(keys.decode(lines, first_offset=start).changes)
 
 
 def _sent_again(rejected: Sequence[Rejected], log: ChangeLog) -> set[int]:
@@ -260,7 +268,7 @@ def _sent_again(rejected: Sequence[Rejected], log: ChangeLog) -> set[int]:
         for block in _blocks_back(log, one.offset, log.newest_load()):
             read_bytes += len(block.lines)
             if fragment[0] in block.lines and any(
-                fragment[0] in other and _content(other) == wanted for other in block.lines.splitlines()
+                fragment[0] in other and _content(other) == wanted for other in block.lines.split(b"\n")
             ):
                 again.add(one.offset)
                 break
@@ -273,7 +281,7 @@ def _content(line: bytes) -> str | None:
     try:
         event = json.loads(line)
         return json.dumps([event.get(part) for part in ("op", "before", "after", "replay")])
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -296,7 +304,7 @@ def _blocks_back(log: ChangeLog, end: int, floor: int) -> Iterator[Batch]:
             if not batch.lines:
                 break
             if batch.end > end:
-                lines = b"".join(batch.lines.splitlines(keepends=True)[: end - batch.start])
+                lines = b"".join(line + b"\n" for line in batch.lines.split(b"\n")[: end - batch.start])
                 batch = Batch(batch.start, end, lines)
             blocks.append(batch)
             cursor = batch.end

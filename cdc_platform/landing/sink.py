@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES_MAX = 16 << 20  # Of the log at a time.
 _LOAD_FILE_BYTES_MAX = 128 << 20  # Arrow memory of a data file of an initial load.
+_LOOK_EVERY_S = 1.0  # An idle log is looked at, whether it is still the same.
 _SHARE_OF_EVENTS = 10_000  # The newest so many events decide whether too many are dead letters;
 _SHARE_OF_EVENTS_MIN = 1_000  # and a single one is no share before so many.
 
@@ -65,6 +66,7 @@ class _Load:
     events: int = 0
     ts_ms: int = 0
     lsn: int | None = None
+    rejected: list[Rejected] = field(default_factory=list[Rejected])
 
 
 class TableSink:
@@ -98,14 +100,19 @@ class TableSink:
         # has no home, other columns, or a position that counts in another log).
         self._follows = self.position.log_id == log.identity()
         self._read_to = max(self.position.log, log.newest_load()) if self._follows else log.newest_load()
+        self._log_id = log.identity()
+        self._looked_at = self._clock()
         self._committed_at = float("-inf")
         self._stamped_at = self._clock() - self._stamp_age_s()
         self._shares = self._newest_shares()
         self._letters: list[Letter] = []
+        # Before-image mode: a create is of a key that the table has not, unless a delete of it was left out.
+        self._trusts_creates = self._by_before_image and not self._has_letters_since_load()
         self._load: _Load | None = None
         self._window = self._new_window(self.position.source)
-        columns = tuple(SourceColumn(**c) for c in log.columns_at(self._read_to)) or self._table.columns
-        self._decoder = self._decoder_of(columns) if columns else None
+        # Columns of the records that come next: the newest marker's before them.
+        self._columns = tuple(SourceColumn(**c) for c in log.columns_at(self._read_to)) or self._table.columns
+        self._decoder = self._new_decoder()
         self._taken: tuple[SourceColumn, ...] = ()  # Columns that the table has been made to follow.
 
     def step(self) -> bool:
@@ -116,6 +123,8 @@ class TableSink:
         batch = self._log.read(self._read_to, bytes_max=_READ_BYTES_MAX)
         if batch.lines:
             self._take(batch)
+        elif self._clock() - self._looked_at >= _LOOK_EVERY_S:
+            self._require_log()
         if self._is_due():
             self.commit()
         elif self._is_silent():
@@ -133,6 +142,24 @@ class TableSink:
         """Give up what is not committed."""
         self._window.close()
         self._drop_load()
+
+    def _require_log(self) -> None:
+        """Raise InvariantError when another log took the place of the one that is read: an open file would not tell."""
+        self._looked_at = self._clock()
+        found = self._log.identity()
+        if self._log_id and found != self._log_id:
+            raise InvariantError(
+                "another change log took the place of the one that is read",
+                where=self._table.name,
+                action="The sink opens it by itself and goes on from its newest load; if it has none: `cdc-platform "
+                "recapture SOURCE`",
+            )
+        self._log_id = found
+
+    def _has_letters_since_load(self) -> bool:
+        letters = self._dead.read(closed=True)
+        ours = letters[letters["log_id"] == self.position.log_id]
+        return bool((ours["log_offset"] >= (self.position.load or 0)).any())
 
     def _is_due(self) -> bool:
         return not self._window.is_empty and self._clock() - self._committed_at >= self._window_s
@@ -156,25 +183,45 @@ class TableSink:
         if record["op"] == LOAD_BEGIN:
             self.commit()
             self._drop_load()
-            self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
+            self._columns = tuple(SourceColumn(**c) for c in record["columns"])
             self._load = _Load()
-            if not self._table.create(self._landing_columns(), self._decoder.columns):
-                self._table.replace_columns(self._landing_columns(), self._decoder.columns)
+            if not self._table.create(self._landing_columns(), self._columns):
+                self._table.replace_columns(self._landing_columns(), self._columns)
             self._taken = ()
+            self._decoder = self._new_decoder()  # Now: which columns tell a partition is known with the table.
         elif record["op"] == SCHEMA:
-            self._decoder = self._decoder_of([SourceColumn(**c) for c in record["columns"]])
+            self._columns = tuple(SourceColumn(**c) for c in record["columns"])
+            if self._load is not None:
+                self._change_load(self._load)
+            self._decoder = self._new_decoder()
         elif record["op"] == LOAD_END and self._load is not None:
             self._read_to = offset + 1
             self._commit_load(self._load)
 
+    def _change_load(self, load: _Load) -> None:
+        """The columns changed within a load: it has them from its first row on, or is none."""
+        if load.events:
+            self._drop_load()
+            name = self._table.name.split(".", 1)[1]
+            raise ConfigError(
+                "the source's columns changed while the table was loaded",
+                where=self._table.name,
+                action=f"Take a new load of this table: `cdc-platform reload {name}`",
+            )
+        self._table.unstage()
+        self._table.replace_columns(self._landing_columns(), self._columns)
+
     def _changes(self, batch: Batch) -> None:
-        if self._decoder is None or not (self._follows or self._load):
+        if not self._columns or not (self._follows or self._load):
             raise InvariantError(
                 "there are changes before any initial load in this log",
                 where=f"{self._table.name}, change-log record {batch.start}",
                 action="Take a new initial load: `cdc-platform recapture SOURCE`",
             )
-        decoded = self._decoder.decode(batch.lines, first_offset=batch.start)
+        if self._decoder is None:
+            self._take_columns()  # It says why these columns can't be followed.
+        assert self._decoder is not None, "columns that can be followed can be decoded"
+        decoded = self._decoder.decode(batch.lines, first_offset=batch.start, count=batch.end - batch.start)
         changes = decoded.changes
         if self._load is not None:
             import pyarrow.compute as pc
@@ -182,7 +229,8 @@ class TableSink:
             is_read = pc.equal(changes[OP], "r")
             if pc.all(is_read).as_py() is not False:
                 self._add_to_load(self._load, changes)
-                self._reject(decoded.rejected)
+                self._load.rejected += decoded.rejected
+                self._require_share(self._load.rejected)
                 return
             self._drop_load()
             decoded = replace(decoded, changes=changes.filter(pc.invert(is_read)))
@@ -202,7 +250,8 @@ class TableSink:
             log=self._log.another(),
             strict=self._by_before_image,
         )
-        if sifted.changes.num_rows:
+        newest = self._window.newest
+        if sifted.changes.num_rows or any(r.source and (not newest or r.source > newest) for r in decoded.rejected):
             self._take_columns()  # First: it may commit what came before this batch.
         if sifted.redelivered:
             self._window.counts["redelivered"] += sifted.redelivered
@@ -213,22 +262,21 @@ class TableSink:
 
     def _take_columns(self) -> None:
         """Have the table take the columns of the changes that come next, if they are others. Raises ConfigError."""
-        assert self._decoder is not None
-        if self._decoder.columns == self._taken:
+        if self._columns == self._taken:
             return
         self.commit()
-        self._refuse_other_homes()
+        self._refuse_other_columns()
         follows = evolution(
             self._table.columns,
-            self._decoder.columns,
+            self._columns,
             table=self._table.name.split(".", 1)[1],
             key=self._key,
             named=self._named,
             types=self._policy.types,
         )
-        if follows.steps:
+        if follows.columns != self._table.columns:
             self._table.evolve(follows)
-        self._taken = self._decoder.columns
+        self._taken = self._columns
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
         """Have the window's commit write these to the dead letters. Raises LimitError when there are too many."""
@@ -246,23 +294,27 @@ class TableSink:
                     payload=one.payload,
                 )
             )
-        if not rejected:
-            return
+        if rejected:
+            self._trusts_creates = False
+            self._require_share([])
+
+    def _require_share(self, more: Sequence[Rejected]) -> None:
+        """Raise LimitError when too many of the newest events, `more` among them, can't be applied."""
         events, dead = map(sum, zip(*self._shares, self._share_of_window(), strict=True))
-        if dead > self._policy.dead_letters_max_share * max(events, _SHARE_OF_EVENTS_MIN):
-            reasons = sorted({one.reason for one in rejected})
-            raise LimitError(
-                f"{dead} of the newest {events} events can't be applied ({', '.join(reasons)}; the last: "
-                f"{rejected[-1].detail or rejected[-1].reason})",
-                where=f"{self._table.name}, change-log record {rejected[-1].offset}",
-                action="Correct the cause at the source and take a new load (`cdc-platform reload TABLE`), or let more "
-                "of them pass to the dead letters: `landing.dead_letters_max_share`",
-            )
+        events, dead = events + len(more) + (self._load.events if self._load is not None else 0), dead + len(more)
+        if dead <= self._policy.dead_letters_max_share * max(events, _SHARE_OF_EVENTS_MIN):
+            return
+        told = [f"{one.reason}: {one.detail}" for one in more] or [f"{x.reason}: {x.detail}" for x in self._letters]
+        raise LimitError(
+            f"{dead} of the newest {events} events can't be applied; the last is {told[-1]}",
+            where=f"{self._table.name}, change-log records from {self._read_to}",
+            action="Correct the cause at the source and take a new load (`cdc-platform reload TABLE`), or let more of "
+            "them pass to the dead letters: `landing.dead_letters_max_share`",
+        )
 
     def _share_of_window(self) -> tuple[int, int]:
         counts = self._window.counts
-        events = sum(counts.values()) + (self._load.events if self._load is not None else 0)
-        return events, counts["dead"] + counts["stale"]
+        return sum(counts.values()), counts["dead"] + counts["stale"]
 
     def _newest_shares(self) -> deque[tuple[int, int]]:
         """Events and dead letters of the newest windows, oldest first, as the table's snapshots tell."""
@@ -295,29 +347,42 @@ class TableSink:
             first=self._by_before_image,
         )
 
-    def _decoder_of(self, columns: Sequence[SourceColumn]) -> Decoder:
+    def _new_decoder(self) -> Decoder | None:
+        """A decoder of the present columns; None when they lack one that each change must have."""
+        routed_by = self._table.routed_by if self._by_before_image else ()
+        if not {*self._key, *routed_by} <= {c.name for c in self._columns}:
+            return None
         return Decoder(
             self._table.name,
-            columns,
+            self._columns,
             self._key,
             types=self._policy.types,
             kind_field=self._policy.change_type.column,
             kinds=self._policy.change_type.map,
-            routed_by=self._table.routed_by if self._by_before_image else (),
+            routed_by=routed_by,
         )
 
     def _landing_columns(self) -> tuple[Column, ...]:
-        assert self._decoder is not None
-        readers = self._decoder.readers
-        return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
+        return tuple(Column(c.name, self._home(c) or "string", c.required, c.doc) for c in self._columns)
 
-    def _refuse_other_homes(self) -> None:
-        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
+    def _home(self, column: SourceColumn) -> str | None:
+        """The Iceberg type of a column's values, None when they have none."""
+        return iceberg_type(column.type, policy_of(column, self._policy.types))
+
+    def _refuse_other_columns(self) -> None:
+        """Raise ConfigError where the table's columns are not those that the sink gave it, or would give it now."""
         stands = {c.name: c.type for c in self._table.landing_columns}
+        name = self._table.name.split(".", 1)[1]
+        if foreign := sorted(stands.keys() ^ {c.name for c in self._table.columns}):
+            raise ConfigError(
+                f"another program added, dropped or renamed column `{foreign[0]}` of it",
+                where=self._table.name,
+                action=f"Undo that, or take a new load of this table, which brings the source's columns: `cdc-platform "
+                f"reload {name}`",
+            )
         for column in self._table.columns:
-            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
-            if wanted is not None and stands.get(column.name, wanted) != wanted:
-                name = self._table.name.split(".", 1)[1]
+            wanted = self._home(column)
+            if wanted is not None and stands[column.name] != wanted:
                 raise ConfigError(
                     f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
                     where=self._table.name,
@@ -357,7 +422,8 @@ class TableSink:
             log_id=self._log.identity(),
         )
         self._window.counts["read"] += load.events
-        self._load, self._follows = None, True
+        self._load, self._follows, self._trusts_creates = None, True, True
+        self._reject(load.rejected)
         self._commit(after, load.files, [], replace_all=True)
 
     def _drop_load(self) -> None:
@@ -392,21 +458,20 @@ class TableSink:
 
         if not self._by_before_image:
             return self._table.write_deletes(last)
-        if not self._window.disordered:
-            # A create is of a key that the table has not, but for one that a load may have brought already.
-            since_load = pc.greater(last[FIRST_PREFIX + "lsn"], self.position.load_lsn or 0)
-            fresh = pc.and_(pc.equal(last[FIRST_PREFIX + "op"], "c"), since_load)
-            last = last.filter(pc.invert(fresh))
+        prefix = f"{FIRST_PREFIX}was_"
+        # What a load may have brought already is not as the stream behind it tells.
+        known: Any = pc.greater(last[FIRST_PREFIX + "lsn"], self.position.load_lsn or 0)
+        if self._trusts_creates and not self._window.disordered:  # Else a create is of a key that the table has not.
+            is_new = pc.and_(pc.equal(last[FIRST_PREFIX + "op"], "c"), known)
+            last, known = last.filter(pc.invert(is_new)), known.filter(pc.invert(is_new))
         routed_by = self._table.routed_by
         if not last.num_rows:
             return []
-        if not routed_by or self._window.disordered:
+        told = {prefix + name for name in routed_by} & set(last.column_names)
+        if self._window.disordered or not routed_by or len(told) < len(routed_by):
             return self._table.write_deletes(last)
-        prefix = f"{FIRST_PREFIX}was_"
-        known: Any = None
         for name in routed_by:  # A partition of NULL could be a row before that was not told.
-            told = pc.is_valid(last[prefix + name])
-            known = told if known is None else pc.and_(known, told)
+            known = pc.and_(known, pc.is_valid(last[prefix + name]))
         files: list[DataFile] = []
         if (rest := last.filter(pc.invert(known))).num_rows:
             files += self._table.write_deletes(rest)
@@ -418,6 +483,7 @@ class TableSink:
         self, after: LandingPosition, data: "list[DataFile]", deletes: "list[DataFile]", *, replace_all: bool = False
     ) -> None:
         """Dead letters first, then the window that leaves them out."""
+        self._require_log()
         self._log.make_durable()
         reach("parquet written")
         if self._letters:

@@ -195,10 +195,11 @@ def last_of_each_key(changes: "pa.Table", key: Sequence[str], *, first: bool = F
     """The last row of each key, ordered by key; with `first`, the first row's kind and row before beside it."""
     import numpy as np
 
-    if changes.num_rows == 0 and not first:
+    if not first and _is_rising(changes, key):
         return changes
     indexed = changes.select(list(key)).append_column(_INDEX, [np.arange(changes.num_rows)])
-    found = indexed.group_by(list(key)).aggregate([(_INDEX, "max"), (_INDEX, "min")])
+    wanted = [(_INDEX, "max"), (_INDEX, "min")] if first else [(_INDEX, "max")]
+    found = indexed.group_by(list(key)).aggregate(wanted)
     last = changes.take(found[f"{_INDEX}_max"])
     if first:
         told = [OP, LSN, *(name for name in changes.column_names if name.startswith(WAS_PREFIX))]
@@ -206,3 +207,14 @@ def last_of_each_key(changes: "pa.Table", key: Sequence[str], *, first: bool = F
         for name in told:
             last = last.append_column(FIRST_PREFIX + name.removeprefix(CONTROL_PREFIX), of_first[name])
     return last.sort_by([(name, "ascending") for name in key])
+
+
+def _is_rising(changes: "pa.Table", key: Sequence[str]) -> bool:
+    """Whether each key is greater than the one before, by its first column: distinct and in order already."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = changes[key[0]].combine_chunks()
+    if not (pa.types.is_integer(column.type) and pc.all(pc.is_valid(column)).as_py() is not False):
+        return False
+    return pc.all(pc.less(column[:-1], column[1:])).as_py() is not False

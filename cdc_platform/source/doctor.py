@@ -47,7 +47,7 @@ SELECT array_agg(a.attname ORDER BY a.attname)::text[] AS columns
 FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE n.nspname = :schema AND c.relname = :table AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
-      AND i.indexprs IS NULL
+      AND i.indexprs IS NULL AND i.indimmediate
 GROUP BY i.indexrelid
 """
 
@@ -280,7 +280,8 @@ def _key(connection: Connection, where: str, quoted: str, table: Table, rows: li
         return [
             Finding(
                 where,
-                f"no primary key or unique index is on exactly ({listed})",
+                f"no primary key or unique index is on exactly ({listed}), or it is DEFERRABLE, so that keys may be "
+                "exchanged within a transaction",
                 f"Declare the table's own key, or run `ALTER TABLE {quoted} ADD PRIMARY KEY ({listed})`",
             )
         ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cdc_platform.hops.merge import COMPLETE_THROUGH, UPSTREAM_SNAPSHOT, merge_decision, merged_through, reader_tag
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION
+from cdc_platform.landing.position import HEARTBEAT, LOAD_POSITION, LOG_POSITION
 from cdc_platform.maintenance.rewrite import rewrite_decision
 from cdc_platform_tests.builders import history
 
@@ -84,3 +84,14 @@ def test_a_rewrite_is_due_after_that_many_commits_of_the_sink_since_the_last() -
     assert decided(COMMIT, COMMIT) == (True, "2 of 2 commits since the beginning")
     assert decided(COMMIT, COMMIT, REWRITE, COMMIT) == (False, "1 of 2 commits since rewrite 3")
     assert decided(COMMIT, REWRITE, COMMIT, ("append", {}), COMMIT) == (True, "2 of 2 commits since rewrite 2")
+
+
+def test_a_heartbeat_is_nothing_to_merge_but_stands_for_a_window_that_expired() -> None:
+    beat = ("append", LOADED | {HEARTBEAT: "true"})
+    idle = merge_decision(landing(COMMIT, beat), curated(1))
+    assert (idle.due, idle.reason) == (False, "curated is complete through landing snapshot 1")
+    whole = landing(COMMIT, COMMIT, beat)
+    expired = replace(whole, snapshots={3: whole.snapshots[3]})
+    found = merge_decision(expired, curated(1))
+    assert found.upstream is not None
+    assert (found.due, found.upstream.snapshot_id) == (True, 3)

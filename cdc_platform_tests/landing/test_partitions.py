@@ -175,6 +175,73 @@ def test_partition_fields_that_change_under_a_living_sink_leave_no_copy_behind(t
     assert set(paths(bench, 0)) == {"id=1/s=b2", "id=2/s=c2"}
 
 
+def test_partition_fields_that_a_table_with_rows_is_given_leave_no_copy_behind(tmp_path: Path) -> None:
+    """The key tells a row's partition only if it was written under these fields."""
+    for mode in ("upsert", "before_image"):
+        bench = Bench(tmp_path / mode, mode=mode)
+        bench.end_load(event("r", 1, "a"), event("r", 2, "a"))
+        table = bench.lake.load(TABLE)
+        assert table is not None
+        with table.update_spec() as update:
+            update.add_field("id", "bucket[4]", "b")
+        assert [(r["id"], r["status"]) for r in bench.land(event("u", 1, "b", lsn=10))] == [(1, "b"), (2, "a")]
+        assert [r["id"] for r in bench.land(event("d", 2, lsn=11))] == [1]
+
+
+def test_a_delete_is_not_routed_by_the_row_before_while_rows_lie_under_other_fields(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mode="before_image", partition_by=("status",))
+    bench.end_load(event("r", 1, "a"), event("r", 2, "a"))
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    with table.update_spec() as update:
+        update.add_field("total", "identity", "t")
+    bench.policy = Landing(mode="before_image")
+    moved = event("u", 1, "b", before={"id": 1, "status": "a", "total": "1.00"}, lsn=10)
+    assert [(r["id"], r["status"]) for r in bench.land(moved)] == [(1, "b"), (2, "a")]
+
+
+def test_rows_that_a_reload_brought_are_not_looked_for_where_older_events_say(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mode="before_image", partition_by=("status",))
+    bench.end_load(event("r", 1, "c", lsn=50))
+    bench.land(event("u", 1, "b", before={"id": 1, "status": "a", "total": "1.00"}, lsn=20))
+    rows = bench.land(event("u", 1, "c", before={"id": 1, "status": "b", "total": "1.00"}, lsn=30))
+    assert [(r["id"], r["status"]) for r in rows] == [(1, "c")]
+
+
+def test_one_sink_serves_the_load_and_the_stream_behind_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mode="before_image", partition_by=("status",))
+    bench.write(event("r", 1, "c", lsn=5))
+    bench.log.append(marker(LOAD_END, 2) + b"\n")
+    rows = bench.land(event("u", 1, "b", before={"id": 1, "status": "c", "total": "1.00"}, lsn=20))
+    assert [(r["id"], r["status"]) for r in rows] == [(1, "b")]
+
+
+def test_a_create_after_a_delete_that_was_left_out_does_not_double_the_key(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mode="before_image")
+    bench.end_load(event("r", 1))
+    left_out = event("d", 1, lsn=10)
+    left_out["source"]["sequence"] = None
+    bench.land(left_out)
+    assert [r["status"] for r in bench.land(event("c", 1, "again", lsn=11))] == ["again"]
+
+
+def test_a_table_whose_sink_died_before_it_was_partitioned_is_partitioned_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.table import Table
+
+    def dies(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    bench = Bench(tmp_path, partition_by=("status",))
+    monkeypatch.setattr(Table, "update_spec", dies)
+    with pytest.raises(KeyboardInterrupt):
+        bench.end_load(event("r", 1, "a"))
+    monkeypatch.undo()
+    bench.land()
+    assert paths(bench, 0) == ["status=a"]
+
+
 def test_a_declared_partition_that_the_table_has_not_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.end_load(event("r", 1))

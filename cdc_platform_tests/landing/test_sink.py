@@ -4,12 +4,14 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.types import StringType
 
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, marker
 from cdc_platform.changelog.segments import SegmentLog, SegmentWriter
@@ -574,6 +576,193 @@ def test_a_narrowed_column_keeps_its_wider_type_and_both_read(bench: Bench) -> N
     bench.write(event("c", 2, "b", total="1.00", lsn=11))
     bench.sink(window_s=1e9).catch_up()
     assert bench.rows() == {1: ("a", "9999999999.00"), 2: ("b", "1.00")}
+
+
+def test_a_type_that_widened_without_a_step_is_remembered_when_it_narrows_again(bench: Bench) -> None:
+    """timestamp(3) to (6) and back: PostgreSQL rounds all rows, and sends no event."""
+    coarse = (*NUMBERED[:2], replace(NUMBERED[2], type="timestamp(3) without time zone"))
+    fine = (*NUMBERED[:2], replace(NUMBERED[2], type="timestamp(6) without time zone"))
+    load_with(bench, coarse, {"id": 1, "status": "a", "total": 1_000})
+    schema(bench, *fine)
+    bench.write(changed(1, 91, status="b", total=1_234_567))
+    bench.sink().catch_up()
+    schema(bench, *coarse)
+    bench.write(changed(2, 92, status="b", total=1_000))
+    with pytest.raises(ConfigError, match=r"from timestamp\(6\) without time zone to timestamp\(3\)"):
+        bench.sink().catch_up()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ((*NUMBERED, SourceColumn("extra", "", False)), "no longer tells what `extra` was then"),
+        ((replace(NUMBERED[0], name="pk"), *NUMBERED[1:]), "`id`, which `key` names, is called `pk`"),
+    ],
+)
+def test_columns_under_which_nothing_can_be_decoded_stop_the_table_and_make_no_letters(
+    bench: Bench, columns: tuple[SourceColumn, ...], said: str
+) -> None:
+    bench.load(1, columns=NUMBERED)
+    schema(bench, *columns)
+    row = {c.name: 7 for c in columns}
+    bench.write({**event("u", 1, lsn=10), "before": row, "after": row})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=said):
+            bench.sink().catch_up()
+    assert bench.letters() == []
+    assert bench.rows() == {1: ("new", "1.00")}
+
+
+def test_columns_that_change_within_a_load_are_the_loads(bench: Bench) -> None:
+    wider = (*NUMBERED, SourceColumn("extra", "integer", False, number=4))
+    for begun, then in ((NUMBERED, wider), (wider, NUMBERED)):
+        bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in begun]))
+        schema(bench, *then)
+        row = {"id": 1, "status": "a", "total": "1.00", "extra": 5}
+        bench.write({**event("r", 1), "after": {c.name: row[c.name] for c in then}})
+        bench.writer.append_marker(marker(LOAD_END, 2))
+        bench.writer.sync()
+        bench.sink().catch_up()
+        table = bench.lake.load(TABLE)
+        assert table is not None
+        assert [r.get("extra", "none") for r in live_rows(table, ("id",))] == [5 if then is wider else "none"]
+
+
+def test_a_load_whose_columns_changed_among_its_rows_is_refused(bench: Bench) -> None:
+    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in NUMBERED]))
+    bench.write(event("r", 1))
+    schema(bench, *NUMBERED, SourceColumn("extra", "integer", False, number=4))
+    with pytest.raises(ConfigError, match=r"changed while the table was loaded.*cdc-platform reload orders"):
+        bench.sink().catch_up()
+
+
+def test_a_replay_from_before_a_change_of_the_columns_is_a_letter_and_no_null(bench: Bench) -> None:
+    wider = (*NUMBERED, SourceColumn("extra", "integer", False, number=4))
+    bench.load(1, 2, columns=NUMBERED)
+    bench.write(wrong(1, lsn=10))
+    schema(bench, *wider)
+    bench.write(changed(1, 11, status="b", total="2.00", extra=7))
+    replayed = {**event("u", 1, "mended", lsn=10), "replay": {"offset": 4}}
+    bench.write(changed(2, 12, status="b", total="2.00", extra=8), replayed)
+    bench.sink().catch_up()
+    bench.write(replayed, changed(2, 13, status="c", total="2.00", extra=9), replayed)
+    bench.sink().catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert {r["id"]: r["extra"] for r in live_rows(table, ("id",))} == {1: 7, 2: 9}
+    assert {x["detail"] for x in bench.letters()[1:]} == {"it has other columns than the table has now"}
+
+
+def test_letters_of_a_load_that_was_broken_off_are_void_with_it(bench: Bench) -> None:
+    bad = {**event("r", 2), "after": {"id": 2, "status": "x", "total": [1]}}
+    sink = bench.sink()
+    for whole in (False, True):
+        bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in SOURCE_COLUMNS]))
+        bench.write(event("r", 1), bad)
+        if whole:
+            bench.writer.append_marker(marker(LOAD_END, 2))
+        bench.writer.sync()
+        sink.catch_up()
+    assert [x["log_offset"] for x in bench.letters()] == [5]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({**event("c", 5, lsn=9), "op": "\ud800"}).encode(),
+        json.dumps({**event("c", 5, [1], lsn=9), "source": {"ts_ms": 10**18, "sequence": '["0","9"]'}}).encode(),  # type: ignore[arg-type]
+        json.dumps(event("c", 5, "TEXT", lsn=9)).encode().replace(b"TEXT", b"\xff"),
+        json.dumps(event("c", 5, "x\ud800y", lsn=9)).encode(),
+        json.dumps({**event("c", 5, lsn=9), "after": {"id": 5, "status": "x"}}).encode(),
+        b'{"op":"c","after":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        b"",
+    ],
+)
+def test_whatever_a_line_holds_it_is_a_letter_or_a_row_and_never_stops_the_table(bench: Bench, line: bytes) -> None:
+    bench.load(1)
+    bench.write(event("c", 3, lsn=8))
+    bench.writer.append([line])
+    bench.write(event("c", 4, lsn=10))
+    bench.sink().catch_up()
+    assert bench.rows().keys() - {5} == {1, 3, 4}
+    assert (5 in bench.rows()) != (len(bench.letters()) == 1)
+
+
+def test_a_log_that_takes_anothers_place_under_a_living_sink_is_noticed(bench: Bench) -> None:
+    for more in (3, 4):  # Its positions are those of the other, or not.
+        bench.load(1, 2, 3)
+        sink = bench.sink()
+        sink.catch_up()
+        renewed(bench)
+        bench.load(*range(100, 100 + more), lsn=50)
+        bench.write(event("c", 200, lsn=60))
+        bench.now += 5
+        with pytest.raises(CdcError, match="another change log took the place"):
+            for _ in range(4):
+                bench.now += 5
+                sink.step()
+        bench.sink(owner=sink.owner).catch_up()
+        assert bench.rows().keys() == {*range(100, 100 + more), 200}
+        renewed(bench)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda u: u.add_column("note", StringType()),
+        lambda u: u.delete_column("total"),
+        lambda u: u.rename_column("total", "sum"),
+    ],
+)
+def test_columns_that_another_program_changed_are_named_and_a_load_goes_on(bench: Bench, change: Any) -> None:
+    bench.load(1, columns=NUMBERED)
+    bench.sink().catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    with table.update_schema() as update:
+        change(update)
+    bench.write(event("u", 1, "a", lsn=10))
+    with pytest.raises(ConfigError, match="another program added, dropped or renamed column"):
+        bench.sink().catch_up()
+    load_with(bench, NUMBERED, {"id": 1, "status": "a", "total": "1.00"})
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("a", "1.00")}
+
+
+def test_a_claim_that_failed_is_made_again_and_a_table_made_anew_is_claimed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.load(1)
+    catalog = bench.lake.catalog
+
+    def fails(*_args: Any, **_kwargs: Any) -> Any:
+        raise OSError("database is locked")
+
+    first = bench.sink()
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "commit_table", fails)
+        with pytest.raises(CommitUnknownError):
+            first.catch_up()
+    bench.sink(owner=first.owner).catch_up()
+    catalog.drop_table(TABLE)
+    for _ in range(2):
+        bench.sink(owner=first.owner).catch_up()
+    assert bench.rows().keys() == {1}
+
+
+def test_a_column_with_a_dot_in_its_name_comes_and_goes(bench: Bench) -> None:
+    dotted = (*NUMBERED, SourceColumn("a.b", "integer", False, number=4))
+    bench.load(1, columns=NUMBERED)
+    schema(bench, *dotted)
+    bench.write(changed(1, 11, status="b", total="2.00", **{"a.b": 7}))
+    bench.sink().catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert live_rows(table, ("id",)) == [{"id": 1, "status": "b", "total": Decimal("2.00"), "a.b": 7}]
+    schema(bench, *NUMBERED)
+    bench.write(event("u", 1, "c", lsn=12))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("c", "1.00")}
 
 
 def test_changes_before_any_load_are_refused(bench: Bench) -> None:

@@ -231,6 +231,36 @@ def test_reads_beside_the_stream_are_upserts_at_their_lsn() -> None:
     table.commit()
     assert table.rows == {1: ("read", "1.00"), 2: ("a", "1.00")}
     assert [r.offset for r in table.rejected] == [3]
+    table.take([event("c", 4, "stream", lsn=30), event("r", 4, "read", lsn=25)])  # One batch: the same.
+    table.commit()
+    assert table.rows[4] == ("stream", "1.00")
+
+
+def test_a_read_in_a_window_that_is_out_of_order_stands_where_the_stream_was() -> None:
+    """Debezium knows no commit for a read: by (0, LSN) it would stand before everything."""
+    table = Table()
+    read = event("r", 1, "read", lsn=20)
+    read["source"]["sequence"] = '[null,"20"]'
+    for e in (
+        event("u", 1, "old", commit=10, lsn=12),
+        event("u", 3, commit=10, lsn=14),
+        event("u", 2, commit=10, lsn=13),
+    ):
+        table.take([e])
+    table.take([read])
+    table.commit()
+    assert table.rows[1] == ("read", "1.00")
+
+
+def test_the_replay_of_a_stale_letter_undoes_nothing_either() -> None:
+    table = Table()
+    table.take([event("u", 1, "newer", lsn=10)])
+    table.commit()
+    table.take([event("u", 1, "older", lsn=8)])
+    table.take([{**event("u", 1, "older", lsn=8), "replay": {"offset": 1}}])
+    table.commit()
+    assert table.rows == {1: ("newer", "1.00")}
+    assert [(r.offset, r.reason) for r in table.rejected] == [(1, "stale"), (2, "stale")]
 
 
 @pytest.mark.parametrize(("older", "newer"), [((1, 9, 0), (2, 3, 0)), ((1, 2, 9), (1, 3, 1)), ((1, 2, 1), (1, 2, 2))])
