@@ -101,9 +101,10 @@ class Operations:
         from cdc_platform.lake.spark import quoted
         from cdc_platform.landing.replay import replay
 
-        position = replay(self.lake, self.changelog(name), key=self.deployment.table(name).key, into=into)
+        table = self.deployment.table(name)
+        position = replay(self.lake, self.changelog(name), key=table.key, into=into, policy=table.landing)
         with self.spark() as spark:
-            served, rebuilt = (quoted(self.lake.name, *table.split(".")) for table in (landing_table(name), into))
+            served, rebuilt = (quoted(self.lake.name, *one.split(".")) for one in (landing_table(name), into))
             return position, rows_apart(spark, served, rebuilt)
 
     def slot_lag(self, name: str) -> "SlotLag":

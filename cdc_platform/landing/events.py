@@ -42,6 +42,8 @@ CONTROL = (OP, COMMIT_LSN, LSN, ORDINAL, TS_MS, OFFSET, REPLAY_OF)
 KINDS = {"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate", "m": "message"}
 # A row before its change, without the row after it, is a row that went.
 _OP_OF_KIND = {kind: op for op, kind in KINDS.items()} | {"before": "d"}
+# Fields of Debezium's heartbeats and transaction marks.
+_NO_CHANGE = {"ts_ms", "ts_us", "ts_ns", "status", "id", "event_count", "data_collections"}
 _BLOCK_BYTES = 4 << 20
 _SLOW_LINES_MAX = 64  # So few are read one by one.
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"),"(?P<lsn>\d+)"\]$'
@@ -212,7 +214,7 @@ class Decoder:
         if not isinstance(event, dict):
             what = "it is no JSON object"
             return Rejected(offset, "unreadable", what, payload=line.decode(errors="replace"))
-        if all(event.get(part) is None for part in (self._kind_field, "before", "after")):
+        if event.keys() <= _NO_CHANGE:
             passed["other"] += 1
             return None
         try:

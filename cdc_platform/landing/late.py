@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK_RECORDS_MIN = 4_096
+_BLOCK_BYTES_MAX = 32 << 20  # About: by the length of the record where the look back begins.
 _READ_BYTES_MAX = 8 << 20
 _LOOK_BACK_BYTES_MAX = 256 << 20
 _SEQUENCE_TEXT = re.compile(rb'"sequence"\s*:\s*"(?:[^"\\]|\\.)*"')
@@ -54,9 +55,18 @@ class Sifted:
 
 
 def sift(
-    decoded: Decoded, lines: bytes, newest: SourcePosition | None, *, decoder: Decoder, log: ChangeLog, strict: bool
+    decoded: Decoded,
+    lines: bytes,
+    newest: SourcePosition | None,
+    *,
+    decoder: Decoder,
+    log: ChangeLog,
+    floor: int,
+    strict: bool,
 ) -> Sifted:
     """Take out of a batch what must not be applied. `newest` is the newest position before it.
+
+    The log is looked back in to `floor`, where the newest load ended that the table holds: it stands for all before.
 
     `strict`: applying a change twice would matter, so that even those at `newest` itself are looked for in the log.
     """
@@ -74,13 +84,13 @@ def sift(
         for r in rejected
         if late.any() or shared[r.source] > 1 or (r.source and newest and r.source[:2] <= newest[:2])
     ]
-    again = _sent_again(doubtful, log) if doubtful else set[int]()
+    again = _sent_again(doubtful, log, floor) if doubtful else set[int]()
     rejected = [r for r in rejected if r.offset not in again]
     # A dead letter has been seen, too: when it is sent again, it comes late.
     high = max(filter(None, [high, *(r.source for r in rejected)]), default=None)
     if not late.any():
         return Sifted(_placed(changes, read_at), rejected, len(again), {}, high, disordered=False)
-    judged = _judge(changes, late, decoder=decoder, log=log)
+    judged = _judge(changes, late, decoder=decoder, log=log, floor=floor)
     dropped = [one for one in judged if one.again]
     stale = [one for one in judged if not one.again and one.why_stale]
     texts = lines.split(b"\n") if stale else []
@@ -216,7 +226,7 @@ class _Docket:
         return zip(*(rows[name].to_pylist() for name in self._key), strict=True)
 
 
-def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: ChangeLog) -> list[_Late]:
+def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: ChangeLog, floor: int) -> list[_Late]:
     """Judge the rows that `late` marks by what the log holds before each."""
     import pyarrow.compute as pc
 
@@ -224,17 +234,16 @@ def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: Ch
     streamed, replays = _Docket(changes, late & ~is_replay, decoder), _Docket(changes, late & is_replay, decoder)
     for docket in (streamed, replays):
         if docket.all:
-            _look_back(docket, decoder.of_keys(), log)
+            _look_back(docket, decoder.of_keys(), log, floor)
     return [*streamed.all, *replays.all]
 
 
-def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
+def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog, floor: int) -> None:
     """Read backwards, past the letters that are replayed, until a block lies wholly before all that is judged."""
     oldest = min(one.position for one in docket.all)
     oldest_lsn = min(one.position[1] for one in docket.all)
     letters = [one.replay_of for one in docket.all if one.replay_of is not None]
-    # What a load brought stands for all before it; a letter from before one must know of the load.
-    floor = min([log.newest_load(), *letters])
+    floor = min([floor, *letters])  # A letter from before a load must know of the load.
     read_bytes = 0
     for block in _blocks_back(log, max(one.offset for one in docket.all), floor):
         lines, start = _without_marker(block)
@@ -256,7 +265,7 @@ def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog) -> None:
             return
 
 
-def _sent_again(rejected: Sequence[Rejected], log: ChangeLog) -> set[int]:
+def _sent_again(rejected: Sequence[Rejected], log: ChangeLog, floor: int) -> set[int]:
     """Offsets of the records that stand in the log before, with the same position and the same images."""
     again: set[int] = set()
     for one in rejected:
@@ -265,7 +274,7 @@ def _sent_again(rejected: Sequence[Rejected], log: ChangeLog) -> set[int]:
         if one.source is None or fragment is None:
             continue
         wanted, read_bytes = _content(line), 0
-        for block in _blocks_back(log, one.offset, log.newest_load()):
+        for block in _blocks_back(log, one.offset, floor):
             read_bytes += len(block.lines)
             if fragment[0] in block.lines and any(
                 fragment[0] in other and _content(other) == wanted for other in block.lines.split(b"\n")
@@ -294,7 +303,9 @@ def _without_marker(block: Batch) -> tuple[bytes, int]:
 
 def _blocks_back(log: ChangeLog, end: int, floor: int) -> Iterator[Batch]:
     """Blocks of the log before `end`, the newest first, larger and larger; none before `floor`."""
-    records = _BLOCK_RECORDS_MIN
+    line_bytes = max(1, len(log.read(end - 1, bytes_max=1).lines)) if end > floor else 1
+    records_max = max(_BLOCK_BYTES_MAX // line_bytes, 1)
+    records = min(_BLOCK_RECORDS_MIN, records_max)
     while end > floor:  # Bounded: each turn ends earlier.
         start = max(floor, end - records)
         blocks: list[Batch] = []
@@ -309,4 +320,4 @@ def _blocks_back(log: ChangeLog, end: int, floor: int) -> Iterator[Batch]:
             blocks.append(batch)
             cursor = batch.end
         yield from reversed(blocks)
-        end, records = start, min(2 * records, 16 * _BLOCK_RECORDS_MIN)
+        end, records = start, min(2 * records, 16 * _BLOCK_RECORDS_MIN, records_max)

@@ -98,7 +98,7 @@ class TableSink:
         self.position: LandingPosition = self._table.position()
         # A whole load stands for the table: what lies before it need not be read, and perhaps can't be (a value that
         # has no home, other columns, or a position that counts in another log).
-        self._follows = self.position.log_id == log.identity()
+        self._follows = log.identity() == self.position.log_id != ""
         self._read_to = max(self.position.log, log.newest_load()) if self._follows else log.newest_load()
         self._log_id = log.identity()
         self._looked_at = self._clock()
@@ -248,6 +248,7 @@ class TableSink:
             self._window.newest,
             decoder=self._decoder,
             log=self._log.another(),
+            floor=self.position.load or 0,
             strict=self._by_before_image,
         )
         newest = self._window.newest

@@ -102,6 +102,7 @@ def test_a_value_that_does_not_fit_is_a_dead_letter_and_the_records_around_it_ar
         (json.dumps({**event("d", 1), "before": None}).encode(), "no_key"),
         (json.dumps({**event("c", 1), "op": "x"}).encode(), "unknown_kind"),
         (json.dumps({**event("c", 1), "op": 7}).encode(), "unknown_kind"),
+        (json.dumps({"schema": {}, "payload": event("c", 1)}).encode(), "unknown_kind"),
         (json.dumps({**event("c", 1), "source": {"ts_ms": 1}}).encode(), "unreadable"),
         (json.dumps(event("u", 1, "__debezium_unavailable_value")).encode(), "unavailable"),
     ],

@@ -245,6 +245,32 @@ def test_too_many_dead_letters_stop_the_sink_before_it_commits_them(bench: Bench
         bench.sink(policy=Landing(dead_letters_max_share=0.006)).catch_up()
 
 
+def test_a_rebuilt_table_has_the_policy_of_the_one_that_is_served(bench: Bench) -> None:
+    bench.load(1)
+    nan = {**event("u", 1, lsn=10), "after": {"id": 1, "status": "new", "total": "NAN"}}
+    bench.write(nan)
+    policy = Landing(types={"numeric": "null"})
+    bench.sink(policy=policy).catch_up()
+    replay(bench.lake, SegmentLog(bench.folder), key=("id",), into="landing.again", policy=policy)
+    assert bench.rows("landing.again") == bench.rows() == {1: ("new", "None")}
+
+
+def test_a_load_that_broke_off_in_a_log_that_was_not_there_yet_lands_no_single_row(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.writer.close()
+    shutil.rmtree(bench.folder)
+    sink = bench.sink()
+    sink.step()
+    bench.writer = SegmentWriter(bench.folder)
+    bench.load(1, 2, whole=False)
+    bench.write(event("c", 5, lsn=30))
+    with pytest.raises(CdcError, match="before any initial load"):
+        sink.catch_up()
+        bench.write(event("c", 6, lsn=31))
+        sink.catch_up()
+    assert bench.snapshots() == []
+
+
 def test_a_replayed_letter_lands_once_and_is_closed(bench: Bench) -> None:
     bench.load(1, 2)
     bench.write(wrong(1, lsn=10), wrong(2, lsn=11), event("u", 2, "newer", lsn=12))

@@ -70,7 +70,7 @@ class Table:
         batch = self.log.append(lines(events))
         decoded = DECODER.decode(batch.lines, first_offset=batch.start)
         newest = self.window.newest
-        sifted = sift(decoded, batch.lines, newest, decoder=DECODER, log=self.log, strict=self._strict)
+        sifted = sift(decoded, batch.lines, newest, decoder=DECODER, log=self.log, floor=0, strict=self._strict)
         self.window.newest = sifted.newest
         if sifted.redelivered:
             self.window.counts["redelivered"] += sifted.redelivered
