@@ -105,12 +105,14 @@ def main(given: Sequence[str] | None = None) -> int:
     totals = Totals()
     with where as folder, ExitStack() as stack:
         lab = deployment(Path(folder).resolve())
-        needed = ("postgres",) * bool(options.capture) + ("spark",) * ("spark" in options.readers)
+        with_spark = "spark" in options.readers
+        # The deployment declares a source of its own, so Spark does not come without PostgreSQL.
+        needed = ("postgres",) * bool(options.capture or with_spark) + ("spark",) * with_spark
         stack.enter_context(services(lab, needed))
         sink = SinkLab(lab.state, lab.catalog_properties, without=tuple(options.without), told=console.print)
         if "duckdb" in options.readers:
             sink.readers["DuckDB"] = stack.enter_context(duckdb()).rows
-        if "spark" in options.readers:
+        if with_spark:
             spark = SparkReader(stack.enter_context(spark_session(lab.spark_url)))
             sink.readers["Spark"], sink.rewrite = spark.rows, spark.rewrite
         wanted = plans(options.seed, options.faults - options.capture, options.kinds, rewrites=sink.rewrite is not None)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from cdc_platform.errors import CdcError
+from cdc_platform.errors import CdcError, FencedError
 from cdc_platform.faults import Step, arm
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.commit import Owner
@@ -75,10 +75,12 @@ def serve(order: Order, pipe: Connection) -> None:
             break
         except CdcError as error:
             errors.append(f"{type(error).__name__}: {error}")
-            if errors[-1].startswith("FencedError"):  # For good: another sink serves the table.
+            if isinstance(error, FencedError):  # For good: another sink serves the table.
                 break
         except Stopped:
             break
+        except Exception as error:  # The service opens the sink again then, too; the lab tells of it.
+            errors.append(f"untranslated {type(error).__name__}: {error}")
     pipe.send(("done", errors, met()))
 
 

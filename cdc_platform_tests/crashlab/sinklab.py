@@ -230,10 +230,13 @@ class _History:
                 raise RuntimeError(f"a child without a fault ended with exit code {code}")
             return
         where = (fault.name, fault.step or "in the log")
+        for error in word[1] if word is not None else ():
+            if error.startswith("untranslated"):
+                self._lab.told(f"history {self._plan.number}: the product let an error through: {error[:300]}")
         if fault.kind == "kill":
             met = word is None and code == -9
             if word is None and code != -9:
-                raise RuntimeError(f"a child that was to be killed ended with exit code {code}")
+                raise RuntimeError(f"a child that was to die at {fault.step} ended with exit code {code}")
         elif word is None:
             raise RuntimeError(f"a child ended with exit code {code} ({fault.name})")
         else:
