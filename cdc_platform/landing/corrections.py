@@ -63,7 +63,11 @@ NO_CORRECTION = Correction({})
 
 def parse_json(text: str) -> Any:
     """Read JSON without rounding: a number keeps its digits. Raises ValueError."""
-    return json.loads(text, parse_float=Decimal)
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_float=Decimal, parse_constant=refuse)
 
 
 def replay_of(payload: str) -> int | None:

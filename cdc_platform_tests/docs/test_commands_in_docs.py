@@ -39,6 +39,8 @@ def problem(line: str) -> str | None:
         return None
     if words[0] == "--project":
         words = words[2:]
+    if isinstance(generate.commands().get(words[0]), click.Group):  # Its member is part of the command's name.
+        words = [" ".join(words[:2]), *words[2:]]
     command = generate.commands().get(words[0])
     if command is None:
         return f"no command `{words[0]}`"
@@ -72,6 +74,8 @@ def test_a_command_that_an_error_tells_to_run_exists() -> None:
     [
         ("cdc-platform rebuild orders", "no command `rebuild`"),
         ("cdc-platform check orders --level keys", "`check` has no option --level"),
+        ("cdc-platform dead-letters mend orders 5", "no command `dead-letters mend`"),
+        ("cdc-platform dead-letters discard orders 5 --force", "`dead-letters discard` has no option --force"),
         ("cdc-platform maintain orders vacuum", "`maintain` does not take vacuum"),
     ],
 )
