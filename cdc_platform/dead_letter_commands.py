@@ -1,4 +1,4 @@
-"""`cdc-platform dead-letters list|show|replay|discard`: records that were not applied, at a terminal.
+"""`cdc-platform dead-letters`: records that were not applied, at a terminal.
 
 Belongs here: words, JSON keys, exit codes. Does not: what may be replayed (`landing/corrections.py`,
 `landing/letters.py`). A payload is people's data: `show` alone prints it, and no message holds a value of it.

@@ -48,7 +48,8 @@ def problem(line: str) -> str | None:
     unknown = [word for word in words[1:] if word.startswith("-") and word.split("=")[0] not in options]
     if unknown:
         return f"`{words[0]}` has no option {unknown[0]}"
-    choices = [p.type.choices for p in command.params if isinstance(p.type, click.Choice)]
+    arguments = (p for p in command.params if isinstance(p, click.Argument))
+    choices = [p.type.choices for p in arguments if isinstance(p.type, click.Choice)]
     named = [word for word in words[2:] if not word.startswith("-") and word.islower()]
     if choices and named and named[0] not in choices[0]:
         return f"`{words[0]}` does not take {named[0]}"
