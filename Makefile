@@ -1,6 +1,6 @@
 # Everything a developer or CI does. Each target sets up what it needs, once, in .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test demo bench lock clean
+.PHONY: help setup fmt lint types test demo bench crashlab lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +13,7 @@ LOCK := pip compile --universal --python-version 3.11 --generate-hashes \
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '  make %-6s %s\n' "$$target" "$$text"; done
+		printf '  make %-8s %s\n' "$$target" "$$text"; done
 
 setup: $(DEV)  ## Make .venv from the locks; again only when they change.
 
@@ -37,6 +37,9 @@ demo: $(RUNTIME)  ## Start the stack and tell the story; ONCE=1 stops everything
 bench: $(DEV)  ## Measure: NAME=freshness SCALE=small.
 	@test -n "$(NAME)" || { echo "Say which benchmark: make bench NAME=freshness SCALE=small" >&2; exit 2; }
 	$(BIN)/python -m benchmarks.$(NAME) --scale $(or $(SCALE),small)
+
+crashlab: $(DEV)  ## Kill and disturb capture and sink, and count what is lost: FAULTS=300 SEED=1.
+	$(BIN)/python -m cdc_platform_tests.crashlab --faults $(or $(FAULTS),300) --seed $(or $(SEED),1) $(ARGS)
 
 lock:  ## Renew the locks from pyproject.toml; needs uv.
 	@test -x $(BIN)/uv || { echo "uv is missing: make setup && $(BIN)/pip install uv" >&2; exit 2; }

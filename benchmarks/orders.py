@@ -56,7 +56,7 @@ class Log:
 def write_log(folder: Path, *, rows: int, updates: int, keys: int, segment: int) -> Log:
     """Write the log; updates fall on the first `keys` rows, each as likely."""
     writer = SegmentWriter(folder, segment_bytes_max=1)  # Each append begins a segment.
-    columns = [{"name": n, "type": iceberg, "required": required, "doc": ""} for n, _, iceberg, required in COLUMNS]
+    columns = [{"name": n, "type": kind, "required": required, "doc": ""} for n, kind, _, required in COLUMNS]
     writer.append_marker(marker(LOAD_BEGIN, _T0_MS, columns=columns))
     chance = random.Random(7)  # No cryptography.
     state = [_row(i, chance) for i in range(1, rows + 1)]

@@ -23,16 +23,23 @@ from cdc_platform.changelog.log import Batch
 from cdc_platform.changelog.segments import SegmentLog
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing import sink as sink_module
+from cdc_platform.landing import window as window_module
 from cdc_platform.landing.commit import LandingTable
 from cdc_platform.landing.events import Decoder
 from cdc_platform.landing.sink import TableSink
 from cdc_platform.landing.window import Window
 
 STAGES = ("decode", "collapse", "write", "commit", "other")
-# Where each stage's work is done. "Other" is the rest: reading the log, its fsync, the sink's own steps.
+# Where each stage's work is done; the filter of what was sent again belongs to the collapse. "Other" is the rest: reading the
+# log, its fsync, the steps of the sink itself.
 _WORK = {
     "decode": [(Decoder, "decode")],
-    "collapse": [(Window, "add"), (Window, "collapsed"), (sink_module, "last_of_each_key")],
+    "collapse": [
+        (sink_module, "sift"),
+        (Window, "add"),
+        (window_module, "last_of_each_key"),
+        (sink_module, "last_of_each_key"),
+    ],
     "write": [(LandingTable, "write_rows"), (LandingTable, "write_deletes")],
     "commit": [(LandingTable, "commit")],
 }

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from cdc_platform.deployment import Deployment
+from cdc_platform.errors import UnavailableError
 from cdc_platform.operations import Operations, Stage
 
 _DIVERGED, _UNAVAILABLE = 3, 4
@@ -24,9 +25,13 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with
 def doctor(project: Path | None, as_json: bool) -> None:
     """Look the sources over: everything that capture needs and does not find, with its cure.
 
+    Without --json, also how much WAL each source keeps for capture.
+
     Exit codes: 0 nothing is lacking, 2 something is, 4 a source does not answer.
     """
     from cdc_platform.capture.service import look_over
+    from cdc_platform.source.postgres import source_engine
+    from cdc_platform.source.slot import read_slot
 
     deployment = Deployment.load(project)
     lacking = [
@@ -41,6 +46,20 @@ def doctor(project: Path | None, as_json: bool) -> None:
         click.echo("Nothing is lacking.")
     for finding in [] if as_json else lacking:
         click.echo(f"{finding['where']}: {finding['what']}. {finding['action']}.")
+    for source, declared in () if as_json else deployment.registry.sources.items():
+        if not deployment.registry.tables_of(source):
+            continue
+        slot = deployment.part_name(source)
+        try:
+            lag = read_slot(source_engine(deployment.source_url(source)), slot)
+        except UnavailableError as unknown:
+            click.echo(unknown)
+            continue
+        kept = "unknown" if lag.retained_bytes is None else f"{lag.retained_bytes / 2**20:.1f} MB"
+        click.echo(
+            f"Replication slot {slot}: {kept} of WAL kept, status {lag.wal_status}, "
+            f"{'read' if lag.active else 'not read'} now; `slot_lag_max_mb` is {declared.slot_lag_max_mb}."
+        )
     sys.exit(2 if lacking else 0)
 
 

@@ -112,24 +112,35 @@ def fold(events: Iterable[dict[str, Any]]) -> dict[int, tuple[Any, Any]]:
 
 
 def live_rows(table: Any, key: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of a PyIceberg table as the specification says: a delete applies to data of a lower sequence number."""
+    """Rows of a PyIceberg table as the specification says: a delete applies to data of a lower sequence number (in its
+    partition, or everywhere), and a column is known by its field id.
+    """
     import pyarrow.parquet as pq
     from pyiceberg.manifest import DataFileContent
 
-    data: list[tuple[int, list[dict[str, Any]]]] = []
-    deletes: list[tuple[int, set[tuple[Any, ...]]]] = []
+    names = {f.field_id: f.name for f in table.schema().fields}
+    unpartitioned = {spec_id for spec_id, spec in table.specs().items() if spec.is_unpartitioned()}
+    data: list[tuple[int, Any, list[dict[str, Any]]]] = []
+    deletes: list[tuple[int, Any, set[tuple[Any, ...]]]] = []
     snapshot = table.current_snapshot()
     for manifest in snapshot.manifests(table.io) if snapshot else ():
         for entry in manifest.fetch_manifest_entry(table.io):
-            path = entry.data_file.file_path.removeprefix("file://")
-            rows = pq.read_table(path).to_pylist()
+            stored = pq.read_table(entry.data_file.file_path.removeprefix("file://"))
+            found = {int(f.metadata[b"PARQUET:field_id"]): f.name for f in stored.schema}
+            rows = [{n: r.get(found.get(i, "")) for i, n in names.items()} for r in stored.to_pylist()]
+            where = (manifest.partition_spec_id, tuple(entry.data_file.partition))
             if entry.data_file.content == DataFileContent.DATA:
-                data.append((entry.sequence_number, rows))
+                data.append((entry.sequence_number, where, rows))
             else:
-                deletes.append((entry.sequence_number, {tuple(r[k] for k in key) for r in rows}))
+                everywhere = manifest.partition_spec_id in unpartitioned
+                gone = {tuple(r[k] for k in key) for r in rows}
+                deletes.append((entry.sequence_number, None if everywhere else where, gone))
     return [
         row
-        for number, rows in data
+        for number, where, rows in data
         for row in rows
-        if not any(number < later and tuple(row[k] for k in key) in gone for later, gone in deletes)
+        if not any(
+            number < later and there in (None, where) and tuple(row[k] for k in key) in gone
+            for later, there, gone in deletes
+        )
     ]

@@ -17,6 +17,7 @@ before it returns (AsyncEmbeddedEngine, 3.6.3). So a file that has changed after
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def run_engine(
     while thread.is_alive() and not stopping.wait(0.2):
         pass
     if thread.is_alive():
-        engine.close()
+        with suppress(jpype.JException):  # It ends already, for the handler raised.
+            engine.close()
         thread.join(_STOP_WITHIN_S)
     if failures:
         raise failures[0]

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from cdc_platform.capture.batch import Router
 from cdc_platform.capture.engine import run_engine
 from cdc_platform.capture.offsets import captured_lsn
-from cdc_platform.capture.room import Room, StoppedError
+from cdc_platform.capture.room import Room, StoppedError, free_bytes
 from cdc_platform.capture.schemas import RecordSchema, TableColumns
 from cdc_platform.capture.settings import connector_properties
 from cdc_platform.changelog.cuts import Cuts
@@ -46,7 +46,7 @@ def look_over(deployment: Deployment, source: str) -> Inspection:
     )
 
 
-def run(deployment: Deployment, source: str, report: Report) -> None:
+def run(deployment: Deployment, source: str, report: Report, *, free: Callable[[Path], int] = free_bytes) -> None:
     """Capture until `report.stopping` is set. Raises the first lack that the doctor finds."""
     tables = deployment.registry.tables_of(source)
     found = look_over(deployment, source)
@@ -82,7 +82,9 @@ def run(deployment: Deployment, source: str, report: Report) -> None:
         cuts=Cuts(deployment.cuts_file(source)),
     )
     problems = _Problems(report)
-    room = Room(deployment.state, deployment.registry.stack.disk_free_min_mb, report.stopping, problems.of("room"))
+    room = Room(
+        deployment.state, deployment.registry.stack.disk_free_min_mb, report.stopping, problems.of("room"), free
+    )
     mb_max = deployment.registry.sources[source].slot_lag_max_mb
     watch = threading.Thread(
         target=_watch_slot, args=(engine, name, mb_max, report, problems.of("slot")), name="slot", daemon=True

@@ -17,8 +17,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA
 from cdc_platform.convergence.state import moved
+from cdc_platform.errors import UnavailableError
 from cdc_platform.source.state import Cut, Measures, State
 
 
@@ -29,15 +30,18 @@ class LoadUnderWayError(Exception):
 def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> State:
     """The cut's state moved over `lines`, the records from the log's end before the cut to the stage's position.
 
-    Raises LoadUnderWayError when one of them belongs to an initial load.
+    A replayed dead letter moves nothing: its first record did. Raises LoadUnderWayError when one of them belongs to an
+    initial load, UnavailableError when one can't be read, for it may have moved anything.
     """
     state = cut.state
     seen: set[tuple[int, int, str]] = set()  # Bounded by what was committed between the cut and the stage.
     for line in lines:
-        event: dict[str, Any] = json.loads(line)
+        event = _event(line)
         op = event["op"]
         if op in {LOAD_BEGIN, LOAD_END, "r"}:
             raise LoadUnderWayError
+        if op == SCHEMA or event.get("replay") is not None:
+            continue
         identity = _identity(event)
         if cut.holds(identity[0]) or identity in seen:
             continue
@@ -48,6 +52,18 @@ def expected_state(measures: Measures, cut: Cut, lines: Iterable[bytes]) -> Stat
         rows = [(-1, event["before"]), (1, event["after"])]
         state = moved(measures, state, [(sign, row) for sign, row in rows if row is not None])
     return state
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+        return {"op": event["op"], **event}
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnavailableError(
+            "a record in the change log can't be read, so it is not known what landing should hold",
+            where="convergence",
+            action="Look at the dead letters, which name it; the check is right again once the stage has passed it",
+        ) from error
 
 
 def _identity(event: dict[str, Any]) -> tuple[int, int, str]:

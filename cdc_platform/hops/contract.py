@@ -9,6 +9,7 @@ in `WHEN MATCHED AND` spares rows, not files.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ _SPARK_TYPES = {
     "timestamp": "TIMESTAMP_NTZ",
     "timestamptz": "TIMESTAMP",
 }
+_PROMOTIONS = {("int", "long"), ("float", "double")}
+_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +105,52 @@ def _spark_type(iceberg: str) -> str | None:
     return _SPARK_TYPES.get(iceberg, iceberg.upper() if iceberg.startswith("decimal") else None)
 
 
+def align_sql(target: str, columns: Sequence[Column], *, found: Sequence[Column]) -> list[str]:
+    """DDL that gives a curated table, which has the columns `found`, those of its upstream: it follows each change.
+
+    A type that Iceberg can't promote to the other (spec, "Schema Evolution") is another column of the same name, which
+    the MERGE fills.
+    """
+    wanted = {c.name: c for c in columns}
+    has = {c.name: c.type for c in found}
+    retyped = {n for n, c in wanted.items() if n in has and has[n] != c.type}
+    promoted = {n for n in retyped if (has[n], wanted[n].type) in _PROMOTIONS or _wider(has[n], wanted[n].type)}
+    gone = [n for n in has if n not in wanted or n in retyped - promoted]
+    come = [c for c in columns if c.name not in has or c.name in retyped - promoted]
+    return [
+        *(f"ALTER TABLE {target} DROP COLUMN {quoted(n)}" for n in gone),
+        *(
+            f"ALTER TABLE {target} ALTER COLUMN {quoted(n)} TYPE {_spark_type(wanted[n].type)}"
+            for n in sorted(promoted)
+        ),
+        *(f"ALTER TABLE {target} ADD COLUMN {_field(target, c, key=())}" for c in come),
+    ]
+
+
+def _wider(found: str, wanted: str) -> bool:
+    was, becomes = _DECIMAL.fullmatch(found), _DECIMAL.fullmatch(wanted)
+    return was is not None and becomes is not None and was[2] == becomes[2] and int(was[1]) <= int(becomes[1])
+
+
 def create_sql(target: str, columns: Sequence[Column], *, key: Sequence[str]) -> str:
     """DDL of a curated table: v3 for row lineage, copy-on-write so that a reader opens data files only."""
-    fields: list[str] = []
-    for c in columns:
-        spark = _spark_type(c.type)
-        if spark is None:
-            raise ConfigError(
-                f"column `{c.name}` has type {c.type}, which a curated table does not hold",
-                where=target,
-                action="Leave the column out at the source's publication or cast it there",
-            )
-        required = " NOT NULL" if c.name in key else ""
-        doc = f" COMMENT {text(c.doc)}" if c.doc else ""
-        fields.append(f"{quoted(c.name)} {spark}{required}{doc}")
+    fields = ", ".join(_field(target, c, key=key) for c in columns)
     return (
-        f"CREATE TABLE IF NOT EXISTS {target} ({', '.join(fields)}) USING iceberg TBLPROPERTIES (\n"
+        f"CREATE TABLE IF NOT EXISTS {target} ({fields}) USING iceberg TBLPROPERTIES (\n"
         "  'format-version'='3', 'write.merge.mode'='copy-on-write', 'write.update.mode'='copy-on-write',\n"
         "  'write.delete.mode'='copy-on-write', 'write.metadata.delete-after-commit.enabled'='true',\n"
         "  'write.metadata.previous-versions-max'='20')"
     )
+
+
+def _field(target: str, column: Column, *, key: Sequence[str]) -> str:
+    spark = _spark_type(column.type)
+    if spark is None:
+        raise ConfigError(
+            f"column `{column.name}` has type {column.type}, which a curated table does not hold",
+            where=target,
+            action="Leave the column out at the source's publication or cast it there",
+        )
+    required = " NOT NULL" if column.name in key else ""
+    doc = f" COMMENT {text(column.doc)}" if column.doc else ""
+    return f"{quoted(column.name)} {spark}{required}{doc}"

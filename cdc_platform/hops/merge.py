@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from cdc_platform.errors import InvariantError, UnavailableError
-from cdc_platform.hops.contract import Contract, create_sql, difference_sql, merge_sql
+from cdc_platform.hops.contract import Contract, align_sql, create_sql, difference_sql, merge_sql
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark, columns_sql, quoted, text
@@ -117,6 +117,9 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
 
     spark.rows(f"CREATE NAMESPACE IF NOT EXISTS {quoted(lake.name, 'curated')}")
     spark.rows(create_sql(target, landing.columns, key=table.key))
+    made = lake.history(curated_table(name))
+    for statement in align_sql(target, landing.columns, found=made.columns if made else landing.columns):
+        spark.rows(statement)
     spark.rows(f"ALTER TABLE {target} WRITE ORDERED BY {columns_sql(table.key)}")
     spark.rows(f"REFRESH TABLE {target}")
     compared = lake.history(curated_table(name))

@@ -95,7 +95,6 @@ class LandingTable:
         self._owner = owner or Owner()
         self._partition_by = tuple(partition_by)
         self._staged: _Staged | None = None
-        self._deletes_by_key = True
         self._table: Table | None = lake.load(name)
         if self._table is not None:
             self._require_key()
@@ -128,7 +127,7 @@ class LandingTable:
     @property
     def routed_by(self) -> tuple[str, ...]:
         """Columns whose value in the row before tells which partition a delete belongs to; none when the key does."""
-        if self._table is None or self._deletes_by_key:
+        if self._table is None or deletes_follow_partitions(self._table, self._key):
             return ()
         return tuple(f.column for f in spec_fields(self._table))
 
@@ -236,7 +235,8 @@ class LandingTable:
 
         They apply to every partition unless the key tells which, or `partition_prefix` names the columns that do.
         """
-        by_partition = self._deletes_by_key or partition_prefix is not None
+        # Asked anew each time: another program may have changed the partition fields since the last commit.
+        by_partition = partition_prefix is not None or deletes_follow_partitions(self._loaded, self._key)
         return write_deletes(
             self._loaded, self._schema, keys, by_partition=by_partition, partition_prefix=partition_prefix or ""
         )
@@ -283,7 +283,7 @@ class LandingTable:
                 summary=summary | counts | dict(notes or {}),
                 replace_all=replace_all,
                 tag=POSITION_TAG,
-                check=lambda: self._require_place(before),
+                check=lambda: self._require_place(before, {file.spec_id for file in data}),
             )
             delta.commit()
             transaction.set_properties(properties)
@@ -335,12 +335,13 @@ class LandingTable:
             return
         if self._owner.epoch:
             raise self._fenced(found)
-        self._owner.epoch = int(found.partition(":")[0]) + 1
+        taken = Owner(self._owner.word, int(found.partition(":")[0]) + 1)
         with self._loaded.transaction() as transaction:
-            transaction.set_properties({OWNER + sink_id(self.name): str(self._owner)})
+            transaction.set_properties({OWNER + sink_id(self.name): str(taken)})
+        self._owner.epoch = taken.epoch  # Not before: a claim that failed, or whose answer was lost, is made again.
 
-    def _require_place(self, before: LandingPosition) -> None:
-        """Whether the running attempt's base is owned by us and stands where we were."""
+    def _require_place(self, before: LandingPosition, spec_ids: set[int]) -> None:
+        """Whether the running attempt's base is owned by us, stands where we were, and takes our data files."""
         owner = self._loaded.properties.get(OWNER + sink_id(self.name), "0:")
         if owner != str(self._owner):
             raise self._fenced(owner)
@@ -350,6 +351,13 @@ class LandingTable:
                 f"the table is at window {found.window}, this sink was at {before.window}",
                 where=self.name,
                 action="Another sink wrote this table; this one reads its position again and goes on by itself",
+            )
+
+        if spec_ids - {self._loaded.metadata.default_spec_id}:  # PyIceberg lists all data files under the default one.
+            raise ConflictError(
+                "another program changed the partition fields while a window was written for the old ones",
+                where=self.name,
+                action="This window is tried again by itself",
             )
 
     def _fenced(self, owner: str) -> FencedError:
@@ -381,7 +389,7 @@ class LandingTable:
             )
 
     def _look_at_partitions(self) -> None:
-        self._deletes_by_key = deletes_follow_partitions(self._loaded, self._key)
+        deletes_follow_partitions(self._loaded, self._key)
         found = spec_fields(self._loaded)
         if self._partition_by and list(self._partition_by) != found:
             declared = ", ".join(f"{f.transform}({f.column})" for f in self._partition_by)

@@ -42,7 +42,6 @@ CONTROL = (OP, COMMIT_LSN, LSN, ORDINAL, TS_MS, OFFSET, REPLAY_OF)
 KINDS = {"c": "create", "u": "update", "d": "delete", "r": "read", "t": "truncate", "m": "message"}
 # A row before its change, without the row after it, is a row that went.
 _OP_OF_KIND = {kind: op for op, kind in KINDS.items()} | {"before": "d"}
-UNAVAILABLE = b"__debezium_unavailable_value"  # What Debezium writes for a TOAST value that the WAL leaves out.
 _BLOCK_BYTES = 4 << 20
 _SLOW_LINES_MAX = 64  # So few are read one by one.
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"),"(?P<lsn>\d+)"\]$'
@@ -145,8 +144,6 @@ class Decoder:
         while pending:  # Bounded: each turn takes a part that is whole, or halves it, or reads at most a few lines.
             part, offset = pending.pop()
             try:
-                if UNAVAILABLE in part:
-                    raise ValueError("a value that the WAL left out")
                 parts.append(self._changes(self._read_json(part), offset, passed))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError, KeyError):
                 count = part.count(b"\n")
@@ -359,8 +356,7 @@ class Decoder:
         Capture marks a change of the columns in the log; this is for a log in which a marker is missing.
         """
         expected = {c.name for c in self.columns}
-        body = lines.rstrip(b"\n")
-        for line in (body[: body.find(b"\n") % (len(body) + 1)], body[body.rfind(b"\n") + 1 :]):
+        for line in (lines[: lines.find(b"\n")], lines[lines.rfind(b"\n", 0, len(lines) - 1) + 1 :]):
             try:
                 event = json.loads(line)
                 found = set(event.get("after") or event.get("before") or expected)

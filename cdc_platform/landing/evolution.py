@@ -174,8 +174,8 @@ class _Rule:
         if entries:
             raise self.refusal(
                 f"column `{name}`, which `{entries[0]}` names, {what}",
-                f"Correct tables.{self.table}.{entries[0]} in tables.yaml, restart the sink (`cdc-platform restart "
-                f"sink`) and run `cdc-platform reload {self.table}`; or change it back at the source",
+                f"Correct tables.{self.table}.{entries[0]} in tables.yaml and restart the sink (`cdc-platform restart "
+                f"sink`), or change it back at the source; then run `cdc-platform reload {self.table}`",
             )
 
     def pairs(

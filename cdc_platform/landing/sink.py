@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, Batch, ChangeLog, is_marker
-from cdc_platform.errors import InvariantError, LimitError
+from cdc_platform.errors import ConfigError, InvariantError, LimitError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import Column
@@ -43,7 +43,7 @@ from cdc_platform.landing.window import (
     last_of_each_key,
 )
 from cdc_platform.registry.model import Landing
-from cdc_platform.source.types import SourceColumn
+from cdc_platform.source.types import SourceColumn, iceberg_type, policy_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,8 +176,6 @@ class TableSink:
             )
         decoded = self._decoder.decode(batch.lines, first_offset=batch.start)
         changes = decoded.changes
-        for kind, count in decoded.passed.items():
-            self._window.counts[kind] += count
         if self._load is not None:
             import pyarrow.compute as pc
 
@@ -190,6 +188,8 @@ class TableSink:
             decoded = replace(decoded, changes=changes.filter(pc.invert(is_read)))
         if self._follows:
             self._stream(decoded, batch.lines)
+        for kind, count in decoded.passed.items():
+            self._window.counts[kind] += count
 
     def _stream(self, decoded: Decoded, lines: bytes) -> None:
         """Add what is neither sent again nor stale to the window."""
@@ -217,6 +217,7 @@ class TableSink:
         if self._decoder.columns == self._taken:
             return
         self.commit()
+        self._refuse_other_homes()
         follows = evolution(
             self._table.columns,
             self._decoder.columns,
@@ -309,6 +310,19 @@ class TableSink:
         assert self._decoder is not None
         readers = self._decoder.readers
         return tuple(Column(c.name, readers[c.name].iceberg, c.required, c.doc) for c in self._decoder.columns)
+
+    def _refuse_other_homes(self) -> None:
+        """Raise ConfigError where `landing.types` now says another type than the table was made with."""
+        stands = {c.name: c.type for c in self._table.landing_columns}
+        for column in self._table.columns:
+            wanted = iceberg_type(column.type, policy_of(column, self._policy.types))
+            if wanted is not None and stands.get(column.name, wanted) != wanted:
+                name = self._table.name.split(".", 1)[1]
+                raise ConfigError(
+                    f"`landing.types` makes column `{column.name}` a {wanted}, the table has a {stands[column.name]}",
+                    where=self._table.name,
+                    action=f"Take a new load of this table (`cdc-platform reload {name}`), or put the policy back",
+                )
 
     def _add_to_load(self, load: _Load, changes: "pa.Table") -> None:
         import pyarrow.compute as pc

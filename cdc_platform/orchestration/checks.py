@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from cdc_platform.operations import Stage
-from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key, letters_metadata
+from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key, letters_metadata, source_key
 from cdc_platform.orchestration.attempts import Exhausted
 from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
 from cdc_platform.orchestration.failures import as_failure
@@ -38,6 +38,7 @@ _MEASURES: dict[str, tuple[Callable[[str], bool], str]] = {
 }
 AUTOMATION_SUCCEEDS = "automation_succeeds"
 DEAD_LETTERS_ARE_CLOSED = "dead_letters_are_closed"
+SLOT_LAG_IS_BOUNDED = "slot_lag_is_bounded"
 
 
 def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
@@ -50,6 +51,7 @@ def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
             _dead_letters(name),
             _automation(MERGE, name, table, registry.automation.attempts_max),
             _automation(REWRITE, name, table, registry.automation.attempts_max),
+            _slot_lag(name, table, registry.sources[table.source_name].slot_lag_max_mb),
         ]
     return found
 
@@ -189,6 +191,34 @@ def _automation(operation: Operation, name: str, table: Table, attempts_max: int
         )
 
     return automation_succeeds
+
+
+def _slot_lag(name: str, table: Table, mb_max: int) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        name=SLOT_LAG_IS_BOUNDED,
+        asset=source_key(table),
+        description=f"The source keeps at most {mb_max} MB of WAL for capture, and removes none that it needs. "
+        "One slot serves all tables of a source.",
+        pool=f"source_{table.source_name}",
+    )
+    def slot_lag_is_bounded(tables: dg.ResourceParam[Tables]) -> dg.AssetCheckResult:
+        with as_failure():
+            lag = tables.slot_lag(name)
+        figures = {
+            "retained_bytes": lag.retained_bytes,
+            "unconfirmed_bytes": lag.unconfirmed_bytes,
+            "safe_bytes": lag.safe_bytes,
+            "inactive_s": None if lag.inactive_s is None else round(lag.inactive_s, 3),
+        }
+        return dg.AssetCheckResult(
+            passed=lag.within(mb_max),
+            severity=dg.AssetCheckSeverity.ERROR if lag.in_danger else dg.AssetCheckSeverity.WARN,
+            # Floats: bytes above 32 bits are no GraphQL integers, and they have to plot.
+            metadata={label: float(value) for label, value in figures.items() if value is not None}
+            | {"wal_status": lag.wal_status or "", "active": lag.active, "limit_bytes": float(mb_max << 20)},
+        )
+
+    return slot_lag_is_bounded
 
 
 def _lsn(position: int) -> str:

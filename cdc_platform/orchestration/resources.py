@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice
+    from cdc_platform.source.slot import SlotLag
 
 
 class Tables(Protocol):
@@ -44,6 +45,10 @@ class Tables(Protocol):
 
     def rewrite_data_files(self, name: str) -> RewriteEffect:
         """Rewrite the landing table's files."""
+        ...
+
+    def slot_lag(self, name: str) -> "SlotLag":
+        """How much WAL the table's source keeps for capture. What can't be known raises."""
         ...
 
     def converge(self, name: str, stage: Stage) -> "Verdict":

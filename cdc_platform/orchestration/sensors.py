@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
-from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, landed
+from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, advanced
 from cdc_platform.maintenance.rewrite import rewrite_decision
 from cdc_platform.orchestration.assets import (
     changelog_key,
@@ -188,7 +188,7 @@ def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
                 events.append(dg.AssetMaterialization(dead_letters_key(name), metadata=metadata))
             seen[name] = before = before._replace(letters_id=letters_id)
             history = tables.landing(name)
-            newest = history.newest(landed) if history else None
+            newest = history.newest(advanced) if history else None
             if history is None or newest is None:
                 return "landing has no snapshot yet; the first comes with the initial load"
             seen[name] = Seen(str(newest.snapshot_id), _columns_text(history), letters_id)
@@ -239,7 +239,8 @@ def _columns_text(history: TableHistory) -> str:
 def _landing_events(
     name: str, table: Table, history: TableHistory, newest: Snapshot, before: Seen
 ) -> Iterator[dg.AssetMaterialization]:
-    unreported = list(takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, filter(landed, history.ancestry())))
+    windows = filter(advanced, history.ancestry())
+    unreported = list(takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, windows))
     position: dict[str, Any] = {"log_position": newest.summary[LOG_POSITION]}
     if source_lsn := newest.summary.get(SOURCE_LSN):
         position["source_lsn"] = source_lsn

@@ -205,6 +205,7 @@ class Table(_Declared):
             "convergence.sums": self.convergence.sums,
             "convergence.distribution": distribution,
             "curated.contract": self.curated.contract,
+            "landing.types": tuple(n.removeprefix(OF_COLUMN) for n in self.landing.types if n.startswith(OF_COLUMN)),
             "landing.partition_by": tuple(
                 re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.landing.partition_by
             ),

@@ -8,13 +8,13 @@ passed unseen, so only a new initial load makes the table whole again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from cdc_platform.errors import ConfigError
 from cdc_platform.registry.model import Table
+from cdc_platform.source.columns import CatalogColumn, read_columns
 from cdc_platform.source.postgres import address, connected
 from cdc_platform.source.types import SourceColumn, base, home, iceberg_type, policy_of, refusal
 
@@ -25,44 +25,16 @@ _AHEAD_BYTES_MAX = 1024
 # PostgreSQL, the change log and Spark spell values of these types alike. Not so a date, a blank-padded character(n),
 # an inet or an interval.
 _SPELT_ALIKE = {"text", "name", "enum", "character varying", "uuid", "smallint", "integer", "bigint", "boolean"}
-# A domain is looked through to its base type, however many lie over each other; each carries its own modifier. Kinds of
-# types that anybody may make are named by their kind. A type outside search_path comes with its schema, which goes.
-_COLUMNS = """
-SELECT a.attname AS name, a.attnotnull AS required, coalesce(col_description(c.oid, a.attnum), '') AS doc,
-       format_type(a.atttypid, a.atttypmod) AS declared, a.attgenerated AS generated,
-       CASE WHEN coalesce(e.typtype, t.typtype) IN ('e', 'c', 'm', 'd') OR custom.range
-            THEN CASE coalesce(e.typtype, t.typtype)
-                 WHEN 'e' THEN 'enum' WHEN 'c' THEN 'composite' WHEN 'd' THEN 'domain'
-                 WHEN 'm' THEN 'multirange' ELSE 'range' END || CASE WHEN e.oid IS NULL THEN '' ELSE '[]' END
-            ELSE regexp_replace(format_type(t.oid, base.modifier), '^("[^"]+"|[a-z0-9_]+)[.]', '') END AS type
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-     CROSS JOIN LATERAL (
-       WITH RECURSIVE layer(type, modifier) AS (
-         SELECT a.atttypid, a.atttypmod
-         UNION ALL
-         SELECT d.typbasetype, d.typtypmod FROM layer JOIN pg_type d ON d.oid = layer.type AND d.typtype = 'd')
-       SELECT layer.type, layer.modifier FROM layer JOIN pg_type b ON b.oid = layer.type AND b.typtype <> 'd'
-     ) base
-     JOIN pg_type t ON t.oid = base.type
-     LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
-     CROSS JOIN LATERAL (
-       SELECT coalesce(e.typtype, t.typtype) = 'r' AND coalesce(e.typnamespace, t.typnamespace)
-              <> 'pg_catalog'::regnamespace AS range
-     ) custom
-WHERE n.nspname = :schema AND c.relname = :table AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
-"""
 # Debezium reads every type of the database at its start, and ends on one that is an enumeration without labels of its
 # own (a NullPointerException; seen, 3.6.3).
 _DEADLY_TYPES = """
 SELECT t.oid::regtype::text AS name, t.typtype = 'd' AS is_domain FROM pg_type t
 WHERE t.typcategory = 'E' AND NOT EXISTS (SELECT 1 FROM pg_enum e WHERE e.enumtypid = t.oid) ORDER BY 1
 """
-_STORED, _VIRTUAL = "s", "v"
+_STORED, _VIRTUAL = "s", "v"  # PostgreSQL's attgenerated.
 _GENERATED_PUBLISHED_FROM = 180_000  # server_version_num.
 _TABLE = """
-SELECT current_setting('server_version_num')::int AS version,
-       c.relkind = 'p' AS partitioned, c.relreplident AS replica_identity,
+SELECT c.oid, c.relkind = 'p' AS partitioned, c.relreplident AS replica_identity,
        has_table_privilege(c.oid, 'SELECT') AS readable, pg_has_role(c.relowner, 'USAGE') AS owned,
        EXISTS (SELECT 1 FROM pg_publication_tables p WHERE p.pubname = :publication
                AND p.schemaname = n.nspname AND p.tablename = c.relname
@@ -189,13 +161,13 @@ def _table(
         lack = Finding(where, "there is no such table", "Correct `source`, or create the table")
         return (), [lack]
     findings: list[Finding] = []
-    rows = [dict(row) for row in connection.execute(text(_COLUMNS), names).mappings()]
-    columns = {row["name"]: SourceColumn(row["name"], row["type"], row["required"], row["doc"]) for row in rows}
+    rows = read_columns(connection, found["oid"])
+    columns = {row.column.name: row.column for row in rows}
     for row in rows:
-        findings += _column(where, quoted, row, version=found["version"])
-        findings += _policy(where, table, columns[row["name"]])
-    generated = any(row["generated"] == _STORED for row in rows)
-    findings += _publishes_generated(connection, where, publication) if generated else []
+        findings += _column(where, quoted, row)
+        findings += _policy(where, table, row.column)
+    if any(row.generated == _STORED for row in rows):
+        findings += _publishes_generated(connection, where, publication)
     findings += _key(connection, where, quoted, table, rows)
     findings += _declared(where, table, columns)
     if found["partitioned"]:
@@ -225,24 +197,24 @@ def _table(
     return tuple(columns.values()), findings
 
 
-def _column(where: str, quoted: str, row: Mapping[str, Any], *, version: int) -> list[Finding]:
+def _column(where: str, quoted: str, row: CatalogColumn) -> list[Finding]:
     """What keeps one column from being captured as it is."""
-    column, declared = row["name"], row["declared"]
+    column, kind = row.column.name, row.column.type
     findings: list[Finding] = []
     if column.startswith("__cdc_"):
         findings.append(
             Finding(where, f"column `{column}` has a name that the platform keeps", "Rename it at the source")
         )
-    if home(row["type"]) is None:
-        through = "" if row["type"] == declared else f" ({row['type']})"
+    if home(kind) is None:
+        through = "" if kind == row.written else f" ({kind})"
         findings.append(
             Finding(
                 where,
-                f"column `{column}` has type {declared}{through}, which has no home in landing: {refusal(row['type'])}",
+                f"column `{column}` has type {row.written}{through}, which has no home in landing: {refusal(kind)}",
                 f"Change it, for example `ALTER TABLE {quoted} ALTER {column} TYPE text`, or leave the table out",
             )
         )
-    if row["generated"] == _VIRTUAL:
+    if row.generated == _VIRTUAL:
         findings.append(
             Finding(
                 where,
@@ -251,14 +223,14 @@ def _column(where: str, quoted: str, row: Mapping[str, Any], *, version: int) ->
                 f"Make it STORED (`ALTER TABLE {quoted} DROP {column}`, then ADD it so), or leave the table out",
             )
         )
-    elif row["generated"] == _STORED and version < _GENERATED_PUBLISHED_FROM:
+    elif row.generated and not row.is_captured:
         findings.append(
             Finding(
                 where,
                 f"column `{column}` is generated: PostgreSQL before 18 leaves it out of the stream, though an initial "
                 "load brings it",
-                f"Make it an ordinary column, for example `ALTER TABLE {quoted} ALTER {column} DROP EXPRESSION` and a "
-                "trigger, or leave the table out",
+                f"Make it an ordinary column (`ALTER TABLE {quoted} ALTER {column} DROP EXPRESSION`) that a trigger "
+                "fills, or leave the table out",
             )
         )
     return findings
@@ -298,8 +270,8 @@ def _publishes_generated(connection: Connection, where: str, publication: str) -
     ]
 
 
-def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[dict[str, Any]]) -> list[Finding]:
-    names = [row["name"] for row in rows]
+def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[CatalogColumn]) -> list[Finding]:
+    names = [row.column.name for row in rows]
     if unknown := [k for k in table.key if k not in names]:
         return [Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")]
     unique = connection.execute(text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}).scalars()
@@ -314,22 +286,23 @@ def _key(connection: Connection, where: str, quoted: str, table: Table, rows: li
         ]
     findings: list[Finding] = []
     for row in rows:
-        if row["name"] not in table.key:
+        column = row.column
+        if column.name not in table.key:
             continue
-        if not row["required"]:
+        if not column.required:
             findings.append(
                 Finding(
                     where,
-                    f"key column `{row['name']}` may be NULL",
-                    f"Run `ALTER TABLE {quoted} ALTER {row['name']} SET NOT NULL`",
+                    f"key column `{column.name}` may be NULL",
+                    f"Run `ALTER TABLE {quoted} ALTER {column.name} SET NOT NULL`",
                 )
             )
-        found = home(row["type"])
+        found = home(column.type)
         if found is not None and found.no_key:
             findings.append(
                 Finding(
                     where,
-                    f"key column `{row['name']}` has type {row['declared']}, which can't be a key: {found.no_key}",
+                    f"key column `{column.name}` has type {row.written}, which can't be a key: {found.no_key}",
                     "Declare another unique key, of integer, text, uuid, date or numeric(p,s) columns",
                 )
             )

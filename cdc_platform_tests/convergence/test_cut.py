@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cdc_platform.changelog.log import LOAD_BEGIN, marker
 from cdc_platform.convergence.cut import LoadUnderWayError, expected_state
 from cdc_platform.convergence.state import Difference, differences
+from cdc_platform.errors import UnavailableError
 from cdc_platform.source.state import Cut, Measures, State, state_sql
 from cdc_platform_tests.builders import event, fold, lines
 from cdc_platform_tests.landing.test_window import histories
@@ -100,3 +101,19 @@ def test_names_are_quoted_in_each_dialect() -> None:
     odd = Measures(('we"ird',), "sta`tus")
     assert 'CAST("we""ird" AS decimal(38, 0))' in state_sql(odd, table="t", quote='"', as_text="text")
     assert "CAST(`sta``tus` AS string)" in state_sql(odd, table="t", quote="`", as_text="string")
+
+
+def test_what_is_no_change_of_the_source_moves_nothing() -> None:
+    """A schema marker, and a dead letter that is replayed: its first record has moved the state."""
+    cut = Cut(State(0, {"id": 0}, {}), lsn=0, xmin=100, xmax=100, running=frozenset())
+    create = event("c", 1, lsn=5, tx=200)
+    replayed = {**create, "replay": {"offset": 3}}
+    marked = [marker("schema", 1, columns=[]), *lines([create, replayed]).splitlines()]
+    assert expected_state(MEASURES, cut, marked) == state_of(fold([create]))
+
+
+@pytest.mark.parametrize("line", [b"{half", b"null", b"[]", b"{}"])
+def test_a_record_that_can_not_be_read_makes_the_state_unknown(line: bytes) -> None:
+    cut = Cut(State(0, {"id": 0}, {}), lsn=0, xmin=100, xmax=100, running=frozenset())
+    with pytest.raises(UnavailableError, match="not known what landing should hold"):
+        expected_state(MEASURES, cut, [line])

@@ -98,10 +98,9 @@ class Shop:
         return next(s for s in self.stack.status() if s.service == service)
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    project: Path = tmp_path_factory.mktemp("drift")
-    (project / "tables.yaml").write_text(TABLES)
+def running_shop(project: Path, tables: str) -> Iterator[Shop]:
+    """PostgreSQL, capture and the sink of a project, with both tables loaded; stopped afterwards."""
+    (project / "tables.yaml").write_text(tables)
     stack = Stack(Deployment.load(project), some)
     stack.launch(bound=False, warn=print)
     try:
@@ -111,10 +110,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         found.sql(SETUP)
         stack.start(tell=lambda _name, _seconds: None)
         until(lambda: found.log().end() >= 53, "the initial load did not come")
-
         yield found
     finally:
         stack.stop()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    yield from running_shop(tmp_path_factory.mktemp("drift"), TABLES)
 
 
 def columns(record: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
@@ -285,9 +288,9 @@ def test_a_replayed_record_stands_where_it_was_sent(shop: Shop) -> None:
 def test_status_tells_the_kinds_of_records_and_the_slots_lag(shop: Shop) -> None:
     shop.sql("SELECT pg_logical_emit_message(true, 'another.application', 'x')")
     until(lambda: shop.status().facts.get("records", {}).get("message") == 1, "not counted")
-    until(lambda: shop.status().facts.get("slot") is not None, "the slot was not read")
+    until(lambda: (shop.status().facts.get("slot") or {}).get("active"), "the slot was not read")
     slot = shop.status().facts["slot"]
-    assert (slot["active"], slot["wal_status"]) == (True, "reserved")
+    assert slot["wal_status"] == "reserved"
     assert 0 <= slot["unconfirmed_bytes"] <= slot["retained_bytes"]
     with shop.stack.paused(CAPTURE):
         shop.sql("INSERT INTO drift (a, s) SELECT i, repeat('x', 500) FROM generate_series(1, 9000) AS i")

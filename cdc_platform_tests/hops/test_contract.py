@@ -3,7 +3,7 @@
 import pytest
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.hops.contract import Contract, create_sql, merge_sql
+from cdc_platform.hops.contract import Contract, align_sql, create_sql, merge_sql
 from cdc_platform.lake.snapshot import Column
 
 COLUMNS = ("id", "line", "status", "note")
@@ -65,3 +65,32 @@ def test_ddl_keeps_types_required_keys_and_comments() -> None:
         create_sql("c", [Column("x", "uuid", False)], key=["id"])
     with pytest.raises(ConfigError, match="column `x` has type list<uuid>"):
         create_sql("c", [Column("x", "list<uuid>", False)], key=["id"])
+
+
+def test_a_curated_table_follows_the_columns_of_its_upstream() -> None:
+    found = [
+        Column("id", "long", True),
+        Column("gone", "string", False),
+        Column("n", "int", False),
+        Column("d", "decimal(9, 2)", False),
+        Column("other", "int", False),
+        Column("kept", "string", False),
+    ]
+    wanted = [
+        Column("id", "long", True),
+        Column("n", "long", False),
+        Column("d", "decimal(12, 2)", False),
+        Column("other", "string", False, "what it's for"),
+        Column("kept", "string", False),
+        Column("new", "list<int>", False),
+    ]
+    assert align_sql("t", wanted, found=found) == [
+        "ALTER TABLE t DROP COLUMN `gone`",
+        "ALTER TABLE t DROP COLUMN `other`",
+        "ALTER TABLE t ALTER COLUMN `d` TYPE DECIMAL(12, 2)",
+        "ALTER TABLE t ALTER COLUMN `n` TYPE BIGINT",
+        "ALTER TABLE t ADD COLUMN `other` STRING COMMENT 'what it\\'s for'",
+        "ALTER TABLE t ADD COLUMN `new` ARRAY<INT>",
+    ]
+    assert align_sql("t", wanted, found=wanted) == []
+    assert align_sql("t", found, found=wanted)[0] == "ALTER TABLE t DROP COLUMN `n`"  # No way back from a promotion.

@@ -155,6 +155,26 @@ def test_a_partition_spec_that_evolved_leaves_no_copy_behind(tmp_path: Path, evo
     assert [(r["id"], r["status"]) for r in rows] == [(1, "b")]
 
 
+def test_partition_fields_that_change_under_a_living_sink_leave_no_copy_behind(tmp_path: Path) -> None:
+    """The sink has written for the old fields, deletes by key there; the next windows must reach every old row."""
+    bench = Bench(tmp_path, partition_by=("id",))
+    bench.end_load(event("r", 1), event("r", 2))
+    bench.policy = Landing()
+    sink = TableSink(bench.lake, TABLE, key=("id",), log=bench.log, policy=bench.policy)
+    bench.write(event("u", 1, "a", lsn=10))
+    sink.catch_up()
+    other = bench.lake.catalog.load_table(TABLE)
+    with other.update_spec() as update:
+        update.add_field("status", "identity", "s")
+    for n in range(3):
+        bench.write(event("u", 1, f"b{n}", lsn=20 + n), event("u", 2, f"c{n}", lsn=20 + n))
+        sink.catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert sorted((r["id"], r["status"]) for r in live_rows(table, ("id",))) == [(1, "b2"), (2, "c2")]
+    assert set(paths(bench, 0)) == {"id=1/s=b2", "id=2/s=c2"}
+
+
 def test_a_declared_partition_that_the_table_has_not_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.end_load(event("r", 1))

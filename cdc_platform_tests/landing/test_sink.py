@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, SCHEMA, marker
 from cdc_platform.changelog.segments import SegmentLog, SegmentWriter
 from cdc_platform.errors import CdcError, CommitUnknownError, ConfigError, ConflictError, FencedError, LimitError
 from cdc_platform.lake.catalog import Lake
@@ -496,6 +496,86 @@ def test_a_load_whose_key_has_another_type_is_refused_and_goes_on_once_the_table
     assert bench.rows().keys() == {"x"}
 
 
+NUMBERED = tuple(replace(c, number=n) for n, c in enumerate(SOURCE_COLUMNS, 1))
+
+
+def schema(bench: Bench, *columns: SourceColumn) -> None:
+    bench.writer.append_marker(marker(SCHEMA, 1, columns=[asdict(c) for c in columns]))
+    bench.writer.sync()
+
+
+def changed(row_id: int, lsn: int, **columns: Any) -> dict[str, Any]:
+    """An update under other columns than the bench's."""
+    row = {"id": row_id, **columns}
+    return {**event("u", row_id, lsn=lsn), "before": row, "after": row}
+
+
+def test_a_column_that_is_added_flows_through_and_another_windows_rows_have_none(bench: Bench) -> None:
+    bench.load(1, 2, columns=NUMBERED)
+    bench.write(event("u", 1, "a", lsn=10))
+    schema(bench, *NUMBERED, SourceColumn("extra", "integer", False, number=4))
+    bench.write(changed(2, 11, status="b", total="2.00", extra=7))
+    bench.sink(window_s=1e9).catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert [(f.name, str(f.field_type)) for f in table.schema().fields][-1] == ("extra", "int")
+    assert {r["id"]: r["extra"] for r in live_rows(table, ("id",))} == {1: None, 2: 7}
+    # Each window's snapshot has the schema that its rows were written for.
+    schemas = [s.schema_id for s in table.metadata.snapshots]
+    assert len(bench.snapshots()) == 3
+    assert schemas[0] == schemas[1] != schemas[2] == table.metadata.current_schema_id
+    assert bench.sink().position == landing_position(bench.lake.history(TABLE))  # type: ignore[arg-type]
+
+
+def test_old_records_that_are_sent_again_do_not_take_a_new_column_away(bench: Bench) -> None:
+    """Debezium resumes before the change: the markers go back and forth, the table does not."""
+    wider = (*NUMBERED, SourceColumn("extra", "integer", False, number=4))
+    old, new = event("u", 1, "a", lsn=10), changed(1, 11, status="b", total="2.00", extra=7)
+    bench.load(1, 2, columns=NUMBERED)
+    bench.write(old)
+    schema(bench, *wider)
+    bench.write(new)
+    bench.sink().catch_up()
+    before = bench.lake.load(TABLE)
+    schema(bench, *NUMBERED)
+    bench.write(old)
+    bench.sink().catch_up()
+    schema(bench, *wider)
+    bench.write(new, changed(2, 12, status="c", total="3.00", extra=8))
+    bench.sink().catch_up()
+    after = bench.lake.load(TABLE)
+    assert before is not None
+    assert after is not None
+    assert after.schema() == before.schema()
+    assert {r["id"]: r["extra"] for r in live_rows(after, ("id",))} == {1: 7, 2: 8}
+
+
+def test_a_change_that_landing_can_not_follow_stops_it_and_a_load_goes_on(bench: Bench) -> None:
+    bench.load(1, columns=NUMBERED)
+    bench.write(event("u", 1, "a", lsn=10))
+    filled = (*NUMBERED, SourceColumn("extra", "integer", False, number=4, filled=True))
+    schema(bench, *filled)
+    bench.write(changed(1, 11, status="b", total="2.00", extra=7))
+    with pytest.raises(ConfigError, match=r"`extra` was added with a value for the rows.*cdc-platform reload orders"):
+        bench.sink().catch_up()
+    assert bench.rows() == {1: ("a", "1.00")}  # What came before it has landed.
+    load_with(bench, filled, {"id": 1, "status": "b", "total": "2.00", "extra": 7})
+    bench.sink().catch_up()
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    assert live_rows(table, ("id",))[0]["extra"] == 7
+
+
+def test_a_narrowed_column_keeps_its_wider_type_and_both_read(bench: Bench) -> None:
+    bench.load(1, columns=NUMBERED)
+    bench.write(event("u", 1, "a", total="9999999999.00", lsn=10))
+    narrow = (*NUMBERED[:2], replace(NUMBERED[2], type="numeric(5,2)"))
+    schema(bench, *narrow)
+    bench.write(event("c", 2, "b", total="1.00", lsn=11))
+    bench.sink(window_s=1e9).catch_up()
+    assert bench.rows() == {1: ("a", "9999999999.00"), 2: ("b", "1.00")}
+
+
 def test_changes_before_any_load_are_refused(bench: Bench) -> None:
     bench.write(event("c", 1))
     with pytest.raises(CdcError, match="changes before any initial load"):
@@ -527,3 +607,17 @@ def test_equality_ids_are_ints_as_the_specification_says(bench: Bench) -> None:
     header = Path(deletes.manifest_path.removeprefix("file://")).read_bytes().decode("latin1")  # The schema is plain.
     ids = header[header.index('"name": "equality_ids"') :][:300]
     assert '"items": "int"' in ids, ids
+
+
+def test_a_policy_that_makes_another_type_of_a_column_waits_for_a_load(bench: Bench) -> None:
+    bench.load(1)
+    bench.sink().catch_up()
+    bench.write(event("u", 1, "x", total="2.50", lsn=10))
+    spelled = Landing(types={"numeric": "string"})
+    with pytest.raises(ConfigError, match=r"makes column `total` a string, the table has a decimal\(12, 2\)") as raised:
+        bench.sink(policy=spelled).catch_up()
+    assert "cdc-platform reload " in raised.value.action
+    bench.load(1, 2, lsn=20)
+    bench.write(event("u", 2, "y", total="NAN", lsn=30))
+    bench.sink(policy=spelled).catch_up()
+    assert bench.rows() == {1: ("new", "1.00"), 2: ("y", "NaN")}

@@ -23,6 +23,7 @@ from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS
 from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles
 from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
 from cdc_platform.registry.model import Registry
+from cdc_platform.source.slot import SlotLag
 
 COLUMNS = (Column("order_id", "long", True, "The key"), Column("status", "string", False))
 
@@ -72,6 +73,9 @@ class FakeTables:
     answers: list[Answer] = field(default_factory=list)
     asked: list[tuple[object, ...]] = field(default_factory=list)
     spark_is_down: bool = False
+    slot: SlotLag | None = field(
+        default_factory=lambda: SlotLag(3 << 30, 5000, "reserved", None, active=False, inactive_s=1.5)
+    )
     _ids: int = 0
 
     def require_spark(self) -> None:
@@ -155,6 +159,11 @@ class FakeTables:
     ) -> list[Answer]:
         self.asked.append((name, choice, correction, dry_run, wait_s))
         return self.answers
+
+    def slot_lag(self, name: str) -> SlotLag:
+        if self.slot is None:
+            raise UnavailableError("the source does not answer", where=name, action="Start it")
+        return self.slot
 
     def converge(self, name: str, stage: str) -> Verdict:  # noqa: ARG002  The interface.
         return self.verdicts[stage]

@@ -5,10 +5,12 @@ from cdc_platform.convergence.converge import Outcome, Reading, Verdict
 from cdc_platform.convergence.state import Difference
 from cdc_platform.definitions import build_defs
 from cdc_platform.orchestration.checks import check_result
+from cdc_platform.source.slot import SlotLag
 from cdc_platform.source.state import Cut, State
 from cdc_platform_tests.orchestration.fakes import FakeTables, deployment
 
 CURATED, LANDING = dg.AssetKey(["curated", "orders"]), dg.AssetKey(["landing", "orders"])
+SOURCE = dg.AssetKey(["source", "public", "orders"])
 MEASURES = ("distribution_matches", "key_sums_match", "row_count_matches")
 STATE = State(7, {"order_id": 28}, {"new": 7})
 CUT = Cut(STATE, lsn=(0x1 << 32) + 0xAB, xmin=1, xmax=2, running=frozenset())
@@ -96,6 +98,7 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
         | {(CURATED, check): True for check in MEASURES}
         | {(CURATED, "automation_succeeds"): True, (rewrite, "automation_succeeds"): True}
         | {(LANDING, "dead_letters_are_closed"): True}
+        | {(SOURCE, "slot_lag_is_bounded"): False}
     )
     event = instance.get_latest_materialization_event(CURATED)
     assert event is not None and event.asset_materialization is not None
@@ -128,3 +131,36 @@ def test_a_curated_table_that_is_not_proven_equal_is_not_made_fresh(found: Verdi
     tables.verdicts = {"landing": verdict("converged"), "curated": found}
     assert run_checks(tables, instance).success, "a failed check leaves the run green"
     assert instance.get_latest_materialization_event(CURATED) is None
+
+
+def slot_check(slot: SlotLag | None) -> dg.ExecuteInProcessResult:
+    defs = build_defs(deployment("orders"), resources={"tables": FakeTables(slot=slot)})
+    key = dg.AssetCheckKey(SOURCE, "slot_lag_is_bounded")
+    job = defs.get_repository_def().get_job("check_convergence")
+    subset = job.get_subset(asset_selection=set(), asset_check_selection={key})
+    return subset.execute_in_process(instance=dg.DagsterInstance.ephemeral(), raise_on_error=False)
+
+
+@pytest.mark.parametrize(
+    ("slot", "passed", "severity"),
+    [
+        (SlotLag(1 << 30, 1 << 20, "reserved", None, active=True, inactive_s=None), True, SEVERITY.WARN),
+        (SlotLag((1 << 30) + 1, 1 << 20, "extended", 9, active=True, inactive_s=None), False, SEVERITY.WARN),
+        (SlotLag(1 << 20, 1 << 20, "unreserved", -9, active=False, inactive_s=9.0), False, SEVERITY.ERROR),
+        (SlotLag(None, None, "lost", None, active=False, inactive_s=9.0), False, SEVERITY.ERROR),
+    ],
+)
+def test_a_slot_that_keeps_too_much_is_told_and_one_in_danger_is_an_error(
+    slot: SlotLag, passed: bool, severity: dg.AssetCheckSeverity
+) -> None:
+    [found] = slot_check(slot).get_asset_check_evaluations()
+    assert (found.passed, found.severity) == (passed, severity)
+    metadata = {label: value.value for label, value in found.metadata.items()}
+    assert metadata["limit_bytes"] == float(1 << 30)
+    assert metadata.get("retained_bytes") == (None if slot.retained_bytes is None else float(slot.retained_bytes))
+
+
+def test_a_slot_that_can_not_be_read_is_unknown_and_not_a_failed_check() -> None:
+    done = slot_check(None)
+    assert not done.success
+    assert done.get_asset_check_evaluations() == []

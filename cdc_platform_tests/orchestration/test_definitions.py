@@ -61,6 +61,7 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
             "landing__orders_dead_letters_are_closed",
             "landing_orders_converged",
             "maintenance__rewrite_data_files__orders_automation_succeeds",
+            "source__public__orders_slot_lag_is_bounded",
         ],
     }
 
@@ -73,4 +74,9 @@ def test_a_table_without_sums_or_distribution_declares_only_the_checks_it_can_an
     registry = d.registry.model_copy(update={"tables": {"orders": bare}})
     defs = build_defs(type(d)(d.project, registry))
     keys = {key for check in defs.asset_checks or () for key in check.check_keys}
-    assert {key.name for key in keys} == {"row_count_matches", "automation_succeeds", "dead_letters_are_closed"}
+    assert {key.name for key in keys} == {
+        "row_count_matches",
+        "automation_succeeds",
+        "dead_letters_are_closed",
+        "slot_lag_is_bounded",
+    }

@@ -108,3 +108,26 @@ def test_two_tables_of_one_name_are_refused_for_their_assets_would_be_one(tmp_pa
 def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--project"):
         load_registry(tmp_path / "tables.yaml")
+
+
+@pytest.mark.parametrize(
+    ("types", "what"),
+    [
+        ("{dates: clamp}", "`types` names `dates`, which is no family of types: use numeric, date, timestamp"),
+        ("{numeric: clamp}", "`types.numeric` is `clamp`, allowed are: error, null, string"),
+        ("{array: string}", "`types.array` is `string`, allowed are: error, null"),
+        ("{date: skip}", "Input should be 'error', 'null', 'clamp' or 'string'"),
+    ],
+)
+def test_a_policy_that_a_family_of_types_does_not_have_is_refused(tmp_path: Path, types: str, what: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, GOOD.replace("{window: 500ms}", f"{{types: {types}}}"))
+    assert what in raised.value.what
+    assert ":10: tables.orders.landing" in raised.value.where
+
+
+def test_a_policy_is_declared_for_a_family_or_a_column(tmp_path: Path) -> None:
+    load(tmp_path, GOOD.replace("{window: 500ms}", '{types: {date: clamp, numeric: "null", column.at: string}}'))
+    orders = load_registry(tmp_path / "tables.yaml").tables["orders"]
+    assert orders.landing.types == {"date": "clamp", "numeric": "null", "column.at": "string"}
+    assert orders.named_columns["landing.types"] == ("at",)

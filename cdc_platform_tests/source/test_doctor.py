@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from cdc_platform.errors import ConfigError, UnavailableError
-from cdc_platform.lake.snapshot import Column
 from cdc_platform.registry.model import Table
 from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect, unpublished
 from cdc_platform.source.messages import emit_cut
 from cdc_platform.source.postgres import connected, source_engine
 from cdc_platform.source.state import Measures, read_cut
+from cdc_platform.source.types import SourceColumn
 from cdc_platform.stack import postgres as postgres_service
 
 pytestmark = pytest.mark.e2e
@@ -60,9 +60,9 @@ def test_a_table_that_lacks_nothing_gives_its_columns(engine: Engine) -> None:
     found = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
     assert found.findings == ()
     assert found.columns["orders"] == (
-        Column("id", "long", True),
-        Column("status", "string", False),
-        Column("total", "decimal(12, 2)", False),
+        SourceColumn("id", "bigint", True, number=1),
+        SourceColumn("status", "text", False, number=2),
+        SourceColumn("total", "numeric(12,2)", False, number=3),
     )
 
 
@@ -96,7 +96,43 @@ def test_a_table_that_lacks_nothing_gives_its_columns(engine: Engine) -> None:
             "REPLICA IDENTITY is not FULL",
             "ALTER TABLE public.orders REPLICA IDENTITY FULL",
         ),
-        ("ALTER TABLE orders ADD tags text[]", {}, "column `tags` has type text[]", "leave the table out"),
+        (
+            "ALTER TABLE orders ADD waits interval[]",
+            {},
+            "column `waits` has type interval[], which has no home in landing: Debezium leaves it out of its events",
+            "`ALTER TABLE public.orders ALTER waits TYPE text`, or leave the table out",
+        ),
+        (
+            "CREATE DOMAIN price AS numeric(9,2); ALTER TABLE orders ADD prices price[]",
+            {},
+            "column `prices` has type price[] (domain[]), which has no home in landing: Debezium does not know the",
+            "leave the table out",
+        ),
+        (
+            "ALTER TABLE orders ADD __cdc_op text",
+            {},
+            "column `__cdc_op` has a name that the platform keeps",
+            "Rename it at the source",
+        ),
+        (
+            "SELECT 1",
+            {"landing": {"types": {"column.total": "clamp"}}},
+            "column `total` has type numeric(12,2), and policy `clamp` is declared for it",
+            "Correct `column.total`: allowed are: error, null, string",
+        ),
+        (
+            "ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) VIRTUAL",
+            {},
+            "column `twice` is generated and VIRTUAL",
+            "Make it STORED (`ALTER TABLE public.orders DROP twice`",
+        ),
+        (
+            f"ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) STORED; CREATE PUBLICATION {SLOT} FOR "
+            "TABLE orders WITH (publish_via_partition_root = true)",
+            {},
+            f"publication {SLOT} leaves generated columns out",
+            f"Run `ALTER PUBLICATION {SLOT} SET (publish_generated_columns = stored)`",
+        ),
         (
             "SELECT 1",
             {"convergence": {"sums": ["gone"]}},
@@ -171,10 +207,110 @@ def test_a_publication_that_hides_changes_is_a_lack_or_is_mended(engine: Engine)
     assert unpublished(engine, SLOT, {"orders": table()}) == set()
 
 
-def test_a_generated_column_is_left_out_for_logical_decoding_leaves_it_out(engine: Engine) -> None:
+def test_a_stored_generated_column_is_captured_and_published_so_that_updates_go_on(engine: Engine) -> None:
     run(engine, "ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) STORED")
     found = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
-    assert [c.name for c in found.columns["orders"]] == ["id", "status", "total"]
+    assert [c.name for c in found.columns["orders"]] == ["id", "status", "total", "twice"]
+    ensure_publication(engine, SLOT, {"orders": table()})
+    assert lacks(engine) == []
+    run(engine, "INSERT INTO orders (id) VALUES (1)", "UPDATE orders SET status = 'x'", "DELETE FROM orders")
+
+
+def test_a_domain_is_its_base_type_and_kinds_of_types_are_named_by_kind(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE SCHEMA more",
+        "CREATE TYPE more.mood AS ENUM ('sad')",
+        "CREATE TYPE more.pair AS (a int, b text)",
+        "CREATE TYPE more.span AS RANGE (subtype = float8)",
+        "CREATE DOMAIN more.price AS numeric(9,2)",
+        "CREATE DOMAIN more.positive AS more.price CHECK (VALUE > 0)",
+        "CREATE DOMAIN more.moment AS timestamp(3)",
+        "CREATE DOMAIN more.numbers AS int[]",
+        'CREATE SCHEMA "x.y"',
+        'CREATE DOMAIN "x.y".label AS varchar(9)',
+        "CREATE EXTENSION vector SCHEMA more",
+        "ALTER TABLE orders ADD a more.mood, ADD b more.mood[], ADD c more.pair, ADD d more.span, ADD e int4range, "
+        "ADD f int4multirange, ADD g more.price, ADD h more.positive, ADD i more.moment, ADD j more.numbers, "
+        'ADD k more.vector(3), ADD l "x.y".label, ADD m numeric(4,1)[], ADD n "char"',
+    )
+    found = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None)
+    assert found.findings == ()
+    assert {c.name: c.type for c in found.columns["orders"][3:]} == {
+        "a": "enum",
+        "b": "enum[]",
+        "c": "composite",
+        "d": "range",
+        "e": "int4range",
+        "f": "multirange",
+        "g": "numeric(9,2)",
+        "h": "numeric(9,2)",
+        "i": "timestamp(3) without time zone",
+        "j": "integer[]",
+        "k": "vector(3)",
+        "l": "character varying(9)",
+        "m": "numeric(4,1)[]",
+        "n": '"char"',
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "action"),
+    [
+        (
+            ["CREATE TYPE mood AS ENUM ('sad')", "CREATE SCHEMA aside", "CREATE DOMAIN aside.feeling AS mood"],
+            "domain aside.feeling is an enumeration without labels of its own",
+            "DROP DOMAIN aside.feeling",
+        ),
+        (["CREATE TYPE nothing AS ENUM ()"], "type nothing is an enumeration without labels", "DROP TYPE nothing"),
+    ],
+)
+def test_a_type_that_ends_debezium_at_its_start_is_named_though_no_table_uses_it(
+    engine: Engine, made: list[str], what: str, action: str
+) -> None:
+    run(engine, *made)
+    [(found, cure)] = lacks(engine)
+    assert what in found
+    assert action in cure
+    run(engine, cure.split("`")[1])
+    assert lacks(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("double precision", "equal floats may be spelled in two ways"),
+        ("numeric", "1.0 and 1.00"),
+        ("interval", "1 day and 24 hours"),
+        ("jsonb", "no one spelling"),
+        ("int[]", "this is a structure"),
+        ("numeric(9,2)", None),
+        ("character(3)", None),
+        ("uuid", None),
+        ("time", None),
+    ],
+)
+def test_a_key_has_one_spelling_for_each_value(engine: Engine, kind: str, why: str | None) -> None:
+    run(engine, "ALTER TABLE orders DROP CONSTRAINT orders_pkey", f"ALTER TABLE orders ADD k {kind} PRIMARY KEY")
+    found = [what for what, _ in lacks(engine, table(key=["k"]))]
+    assert len(found) == (why is not None)
+    assert all("key column `k` has type" in what and why is not None and why in what for what in found)
+
+
+@pytest.mark.parametrize(
+    ("types", "lacking"),
+    [
+        ({"date": "clamp"}, True),
+        ({"column.k": "null"}, True),
+        ({"date": "clamp", "column.k": "error"}, False),
+        ({"date": "string"}, False),
+        ({"timestamp": "clamp"}, False),
+    ],
+)
+def test_a_policy_never_makes_one_key_of_two(engine: Engine, types: dict[str, str], lacking: bool) -> None:
+    run(engine, "ALTER TABLE orders DROP CONSTRAINT orders_pkey", "ALTER TABLE orders ADD k date PRIMARY KEY")
+    found = [what for what, _ in lacks(engine, table(key=["k"], landing={"types": types}))]
+    assert [("two keys would become one" in what) for what in found] == [True] * lacking
 
 
 def test_a_slot_that_is_gone_is_a_lack_only_once_capture_has_used_it(engine: Engine) -> None:

@@ -65,6 +65,7 @@ def test_a_stack_that_does_not_run_is_told_so(tmp_path: Path) -> None:
         "restarts": 0,
         "memory_mb": 0,
         "detail": "",
+        "facts": {},
     }
     down = CliRunner().invoke(main, ["--project", project, "down"])
     assert (down.exit_code, down.stdout) == (0, "Nothing was running.\n")

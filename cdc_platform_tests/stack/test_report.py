@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.stack.report import Report, is_ready, read_report
+from cdc_platform.stack.report import Report, is_at_work, is_ready, read_report
 
 # In a process of its own: it blocks signals for good.
 _SERVICE = """
@@ -84,3 +84,17 @@ def test_sigterm_asks_the_service_to_stop_and_it_ends_well(tmp_path: Path, waits
         time.sleep(0.02)
     service.terminate()
     assert service.wait(timeout=20) == 0
+
+
+def test_a_service_is_at_work_while_the_process_that_said_it_was_ready_lives(tmp_path: Path) -> None:
+    assert not is_at_work(tmp_path, "capture-shop")
+    report = Report(tmp_path, "capture-shop")
+    report.failed(ConfigError("x", where="y", action="z"))
+    assert not is_at_work(tmp_path, "capture-shop")
+    report.ready()
+    assert is_at_work(tmp_path, "capture-shop")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    content = read_report(tmp_path, "capture-shop") | {"pid": ended.pid}
+    (tmp_path / "capture-shop.json").write_text(json.dumps(content))
+    assert not is_at_work(tmp_path, "capture-shop")
