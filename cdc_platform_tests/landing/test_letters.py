@@ -108,6 +108,14 @@ def test_a_row_that_has_changed_since_is_not_undone(desk: Desk) -> None:
     assert desk.rows()[1] == ("newer", "1.00")
 
 
+def test_a_letter_that_itself_came_late_does_not_undo_what_had_come_before_it(desk: Desk) -> None:
+    """The sink judges a replay by what came after its letter; here nothing did."""
+    desk.write(event("u", 1, "newer", lsn=30), not_a_number(1, lsn=20))
+    desk.sinking.catch_up()
+    assert desk.open()[-1] == (7, "no_home")
+    assert desk.refused(7, total=1) == "a newer change of its key had come before it"
+
+
 def test_the_sink_says_no_to_a_row_that_changed_between_the_look_and_the_arrival(desk: Desk) -> None:
     def send_late(record: Mapping[str, object]) -> None:
         desk.write(event("u", 1, "newer", lsn=20))

@@ -107,6 +107,14 @@ def test_the_result_of_a_check_shows_on_the_curated_table(page: Page, screenshot
     page.screenshot(path=screenshots / "check.png")
 
 
+def test_landing_shows_that_no_dead_letter_is_open(page: Page, screenshots: Path) -> None:
+    page.goto("/assets/landing/orders?view=checks&checkDetail=dead_letters_are_closed")
+    about = page.get_by_text("No change of this table waits among the dead letters", exact=False)
+    expect(about.first).to_be_visible(timeout=SHOWN_WITHIN_MS)
+    expect(page.get_by_role("row").filter(has_text="open_no_home")).to_contain_text("0")
+    page.screenshot(path=screenshots / "dead-letters.png")
+
+
 def test_the_columns_of_a_table_show_at_its_source(page: Page, screenshots: Path) -> None:
     page.goto("/assets/source/public/orders")
     expect(page.get_by_text("customer_id", exact=True)).to_be_visible(timeout=SHOWN_WITHIN_MS)
