@@ -10,9 +10,10 @@
 - The *bound* is what pyarrow alone takes to read the same JSON lines and write every event as a Parquet row: no
   filter, no collapse, no delete, no commit. `time_over_parquet_bound` is the sink's time over it, paired in each
   repeat; `parquet_write_us_per_event` is the writing alone.
-- *Upsert* and *MERGE* serve a few windows of 10 k and are compared per event with the sink in windows of 10 k. The
-  sink's deletes need a compaction that a copy-on-write MERGE does not: `spark_merge_speedup` counts it, after as many
-  windows as tables.yaml declares by default, by the better of MERGE's two modes, of which none is charged for its own.
+- *Upsert* and *MERGE* serve a few windows of 10 k and are compared per event with the sink in windows of 10 k, in a
+  run just before theirs, so that other load on the machine is about the same. The sink's deletes need a compaction
+  that a copy-on-write MERGE does not: `spark_merge_speedup` counts it, after as many windows as tables.yaml declares by
+  default. It compares with the better of MERGE's two modes, and charges neither for a compaction of its own.
   `spark_merge_speedup_without_compaction` is beside it.
 - Commit latency: a table of its own, windows of 100 events until it has over 1,000 snapshots and no compaction; at N
   it is the median of the 25 commits after the Nth, from the call of `commit` until the catalog's answer. The plot's
@@ -28,6 +29,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -120,13 +122,16 @@ def _measure(
     with console.status(f"{_HISTORY_AT[-1]:,} commits ..."):
         history = run(catalog, "runs.history", short, window=_HISTORY_WINDOW)
     figures |= _commit_latency(history.updates.commits_ms)
+    windows = min(deployment.table("orders").landing.rewrite_after_commits, updates // _SEGMENT)
+    beside = partial(run, catalog, log=log, window=_SEGMENT, updates=windows * _SEGMENT)
     with console.status("PyIceberg's upsert ..."):
+        ours = beside("runs.beside_upsert").updates.events_per_s
         upsert: float = in_own_process(upsert_events_per_s, catalog, log, upserts)
-    ours: int = figures["update_events_per_s"][str(_SEGMENT)]
     figures |= {"table_upsert_events_per_s": round(upsert), "table_upsert_speedup": round(ours / upsert, 1)}
     figures["table_upsert_windows"] = upserts
     with console.status("Spark ..."):
-        figures |= _beside_spark(deployment, log, ours, merges)
+        ours = beside("runs.compacted").updates.events_per_s
+        figures |= _beside_spark(deployment, log, ours, windows, merges)
     return figures, history.updates.commits_ms
 
 
@@ -197,10 +202,8 @@ def _commit_latency(commits_ms: list[tuple[float, float]]) -> dict[str, Any]:
     return figures
 
 
-def _beside_spark(deployment: Deployment, log: Log, ours_per_s: float, merges: int) -> dict[str, Any]:
-    windows = deployment.table("orders").landing.rewrite_after_commits
-    windows = min(windows, log.updates // _SEGMENT)
-    run(deployment.catalog_properties, "runs.compacted", log, window=_SEGMENT, updates=windows * _SEGMENT)
+def _beside_spark(deployment: Deployment, log: Log, ours_per_s: float, windows: int, merges: int) -> dict[str, Any]:
+    """MERGE beside `runs.compacted`, which the sink has just served with so many windows."""
     stack = Stack(deployment)
     stack.launch(bound=True, warn=print)
     stack.start("spark", tell=lambda _name, _seconds: None)
@@ -236,7 +239,7 @@ def _newest(log: Log, windows: int) -> tuple[int, Any]:
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
     title = "Into landing; x: time over pyarrow's from JSON to Parquet; stages in µs an event"
-    table = Table("", "events/s", "a CPU s", "x", *STAGES, title=title, title_justify="left")
+    table = Table("", "events/s", "a CPU s", "x", *STAGES, title=title, title_justify="left", padding=0)
     per_s = {"snapshot": figures["snapshot_events_per_s"]} | figures["update_events_per_s"]
     per_cpu_s = {"snapshot": figures["snapshot_events_per_cpu_s"]} | figures["update_events_per_cpu_s"]
     for name, rate in per_s.items():

@@ -30,8 +30,8 @@ from cdc_platform.landing.sink import TableSink
 from cdc_platform.landing.window import Window
 
 STAGES = ("decode", "collapse", "write", "commit", "other")
-# Where each stage's work is done; the filter of what was sent again belongs to the collapse. "Other" is the rest: reading the
-# log, its fsync, the steps of the sink itself.
+# Where each stage's work is done. The filter of what was sent again belongs to the collapse. "Other" is the rest:
+# reading the log, its fsync, the steps of the sink itself.
 _WORK = {
     "decode": [(Decoder, "decode")],
     "collapse": [

@@ -52,8 +52,9 @@ def cached_transaction(table: "Table") -> Any:
     """
     from pyiceberg.catalog.sql import SqlCatalog
 
-    if type(table.catalog) is SqlCatalog:
-        table.catalog = _steady_catalog()(table)
+    steady, catalog = _steady_catalog(), table.catalog
+    if type(catalog) is SqlCatalog or (type(catalog) is steady and catalog._held is not table):
+        table.catalog = steady(table)
     _share_long_lists(table)
     return _cached_transaction()(table)
 

@@ -133,6 +133,17 @@ def test_a_commit_of_our_own_is_not_read_back(bench: Bench, monkeypatch: pytest.
     assert_as_pyiceberg_has_it(bench)
 
 
+def test_a_table_that_was_loaded_from_another_ones_catalog_keeps_its_own(bench: Bench) -> None:
+    bench.commit(1)
+    first, bench.table = bench.table, bench.table.catalog.load_table(NAME)
+    bench.commit(2)
+    assert bench.table.catalog is not first.catalog
+    assert_as_pyiceberg_has_it(bench)
+    bench.table = first
+    bench.commit(3)
+    assert_as_pyiceberg_has_it(bench)
+
+
 def set_property(bench: Bench) -> None:
     bench.theirs().transaction().set_properties({"owner": "somebody"}).commit_transaction()
 
