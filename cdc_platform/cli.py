@@ -29,6 +29,7 @@ _COMMANDS = {
     "check": "cdc_platform.commands",
     "merge": "cdc_platform.commands",
     "maintain": "cdc_platform.commands",
+    "dead-letters": "cdc_platform.dead_letter_commands",
 }
 
 

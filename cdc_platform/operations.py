@@ -19,12 +19,15 @@ from cdc_platform.landing.position import LandingPosition, landing_table
 from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles, rewrite_data_files, table_files
 
 if TYPE_CHECKING:
+    import pandas as pd
     from sqlalchemy import Engine
 
     from cdc_platform.changelog.log import ChangeLog
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.convergence.rows import RowsApart
     from cdc_platform.lake.spark import Spark
+    from cdc_platform.landing.corrections import Answer, Correction
+    from cdc_platform.landing.letters import Choice, OpenLetters
     from cdc_platform.source.slot import SlotLag
 
 _LOAD_BEGINS_WITHIN_S = 60.0
@@ -106,6 +109,49 @@ class Operations:
         with self.spark() as spark:
             served, rebuilt = (quoted(self.lake.name, *one.split(".")) for one in (landing_table(name), into))
             return position, rows_apart(spark, served, rebuilt)
+
+    def dead_letters(self, name: str) -> TableHistory | None:
+        """History of the table's dead letters, None before the first. Cheap: metadata alone."""
+        from cdc_platform.landing.dead_letters import dead_letter_table
+
+        return self.lake.history(dead_letter_table(landing_table(name)))
+
+    def letters(self, name: str, *, closed: bool = False, payload: bool = False) -> "pd.DataFrame":
+        """The table's open dead letters, oldest first; with `closed`, all rows. Payloads are people's data."""
+        from cdc_platform.landing.dead_letters import DeadLetters
+
+        self.deployment.table(name)
+        return DeadLetters(self.lake, landing_table(name)).read(closed=closed, payload=payload)
+
+    def replay_letters(
+        self,
+        name: str,
+        choice: "Choice",
+        correction: "Correction | None" = None,
+        *,
+        dry_run: bool,
+        wait_s: float | None = None,
+    ) -> "list[Answer]":
+        """Send dead letters again, corrected, through the source; see `landing.letters.OpenLetters.replay`."""
+        from cdc_platform.landing.corrections import NO_CORRECTION
+
+        return self._open_letters(name).replay(choice, correction or NO_CORRECTION, dry_run=dry_run, wait_s=wait_s)
+
+    def discard_letters(self, name: str, choice: "Choice", *, dry_run: bool) -> "list[Answer]":
+        """Close dead letters that nobody wants applied."""
+        return self._open_letters(name).discard(choice, dry_run=dry_run)
+
+    def _open_letters(self, name: str) -> "OpenLetters":
+        from cdc_platform.landing.letters import OpenLetters
+        from cdc_platform.source.messages import emit_replay
+
+        return OpenLetters(
+            name,
+            self.deployment.table(name),
+            lake=self.lake,
+            log=self.changelog(name),
+            send=lambda record: emit_replay(self.engine(name), name, record),
+        )
 
     def slot_lag(self, name: str) -> "SlotLag":
         """How much WAL the table's source keeps for capture."""

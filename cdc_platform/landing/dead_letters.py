@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CommitUnknownError, ConflictError
+from cdc_platform.errors import CommitUnknownError, ConflictError, UnavailableError
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.landing.files import write_rows
 from cdc_platform.landing.position import LOG_ID, LOG_POSITION
@@ -51,6 +51,20 @@ class Letter:
     closes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A row as it stands in the table, of which operators need these."""
+
+    log_id: str
+    log_offset: int
+    reason: str
+    detail: str
+    op: str
+    key: str
+    payload: str
+    closes: int | None = None
+
+
 def dead_letter_table(landing: str) -> str:
     """Identifier of a landing table's dead letters in the catalog."""
     return f"{NAMESPACE}.{landing.split('.', 1)[1]}"
@@ -76,23 +90,30 @@ class DeadLetters:
         return len(fresh)
 
     def close(self, offsets: Sequence[int], *, reason: str, log_id: str) -> None:
-        """Close letters by a person's word."""
-        table = self._open()
-        at = _complete(self.name, table)
+        """Close letters by a person's word. What the sink adds meanwhile is no conflict: it closes others."""
         letters = [Letter(log_offset=offset, reason=reason, closes=offset) for offset in offsets]
-        self._append(table, letters, log_id=log_id, window=0, complete=None, expected=at)
+        self._append(self._open(), letters, log_id=log_id, window=0, complete=None, expected=None)
 
-    def read(self, *, closed: bool = False) -> "pd.DataFrame":
-        """The open letters, oldest first; with `closed`, all rows. Empty when there is no table."""
+    def read(self, *, closed: bool = False, payload: bool = True) -> "pd.DataFrame":
+        """The open letters, oldest first; with `closed`, all rows. Empty when there is no table.
+
+        Without `payload` the largest column is not read. Raises UnavailableError.
+        """
         import pandas as pd
 
+        columns = [name for name, _ in _COLUMNS if payload or name != "payload"]
         table = self._lake.load(self.name)
         if table is None:
-            return pd.DataFrame(columns=[name for name, _ in _COLUMNS])
-        rows = table.scan().to_pandas().sort_values(["dead_at", "log_offset"], kind="stable", ignore_index=True)
+            return pd.DataFrame(columns=columns)
+        try:
+            rows = table.scan(selected_fields=tuple(columns)).to_pandas()
+        except OSError as error:
+            raise UnavailableError("its files can't be read", where=self.name, action="Try again later") from error
+        rows = rows[columns].sort_values(["dead_at", "log_offset"], kind="stable", ignore_index=True)
+        rows["closes"] = rows["closes"].astype("Int64")  # A number, or nothing: never 5.0.
         if closed:
             return rows
-        shut = set(zip(rows["log_id"], rows["closes"], strict=True))
+        shut = {(i, int(n)) for i, n in zip(rows["log_id"], rows["closes"], strict=True) if n is not pd.NA}
         is_open = [
             reason not in CLOSED and (log_id, offset) not in shut
             for reason, log_id, offset in zip(rows["reason"], rows["log_id"], rows["log_offset"], strict=True)
@@ -148,7 +169,7 @@ class DeadLetters:
         position = {LOG_ID: complete[0], LOG_POSITION: str(complete[1])} if complete else {}
 
         def at_expected() -> None:
-            if _complete(self.name, table) != expected:
+            if complete is not None and _complete(self.name, table) != expected:
                 raise ConflictError("another sink added letters", where=self.name, action="It is tried again by itself")
 
         transaction = cached_transaction(table)
@@ -169,6 +190,21 @@ class DeadLetters:
                 where=self.name,
                 action="The table's position is read before it is tried again; check the catalog",
             ) from error
+
+
+def stored(rows: "pd.DataFrame") -> list[StoredLetter]:
+    """Rows of `DeadLetters.read`; those that were read without their payloads have none."""
+    import pandas as pd
+
+    texts = [name for name in ("log_id", "reason", "detail", "op", "key", "payload") if name in rows]
+    return [
+        StoredLetter(
+            **{"payload": ""} | {name: str(row[name]) for name in texts},
+            log_offset=int(row["log_offset"]),
+            closes=None if pd.isna(row["closes"]) else int(row["closes"]),
+        )
+        for row in rows.to_dict("records")
+    ]
 
 
 _COLUMNS = (

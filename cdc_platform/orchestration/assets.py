@@ -8,20 +8,26 @@ that do not change, so that they plot. A rewrite has an asset of its own, with i
 materialization of landing would make a dead stream look fresh.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from cdc_platform.hops.merge import curated_table, landing_table, merged_through
 from cdc_platform.lake.snapshot import TableHistory
+from cdc_platform.landing.dead_letters import dead_letter_table
 from cdc_platform.landing.position import advanced
 from cdc_platform.maintenance.rewrite import TableFiles
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.resources import Tables
 from cdc_platform.registry.model import Registry, Table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+REASONS = ("unreadable", "unknown_kind", "no_key", "no_home", "unavailable", "stale")
+_LETTERS_SHOWN_MAX = 20
 CHECK_INTERVAL = timedelta(minutes=5)  # Between two comparisons of a table with its source.
 # Within a run, for a conflict or a service that restarts; jitter parts two runs that met each other.
 _RETRIES = dg.RetryPolicy(max_retries=3, delay=2, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
@@ -40,6 +46,11 @@ def changelog_key(name: str) -> dg.AssetKey:
 def landing_key(name: str) -> dg.AssetKey:
     """The table's landing stage."""
     return dg.AssetKey(["landing", name])
+
+
+def dead_letters_key(name: str) -> dg.AssetKey:
+    """Records of the table that could not be applied."""
+    return dg.AssetKey(["dead_letters", name])
 
 
 def curated_key(name: str) -> dg.AssetKey:
@@ -90,6 +101,31 @@ def curated_metadata(history: TableHistory) -> dict[str, Any]:
     }
 
 
+def letters_metadata(rows: "pd.DataFrame") -> dict[str, Any]:
+    """What an event records of open dead letters: counts under labels that do not change, and no payload."""
+    counts = rows["reason"].value_counts()
+    found: dict[str, Any] = {"open": len(rows)} | {f"open_{reason}": int(counts.get(reason, 0)) for reason in REASONS}
+    if len(rows):
+        found["newest"] = dg.MetadataValue.timestamp(rows["dead_at"].iloc[-1].to_pydatetime())
+        found["letters"] = dg.MetadataValue.md(_letters_table(rows))
+    return found
+
+
+def _letters_table(rows: "pd.DataFrame") -> str:
+    columns = ("log_offset", "reason", "op", "key", "detail")
+    newest = rows.tail(_LETTERS_SHOWN_MAX)[::-1]
+    cells = [[str(row[c]).replace("|", "\\|") for c in columns] for row in newest.to_dict("records")]
+    table = markdown(columns, cells)
+    hidden = len(rows) - len(newest)
+    return f"{table}\n\nand {hidden} older ones" if hidden else table
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _common(table: Table, relation: str, *, storage: str) -> dict[str, Any]:
     contract = ", ".join(table.curated.contract) or "all columns that are not the key"
     return {
@@ -137,6 +173,17 @@ def _external(name: str, table: Table) -> Iterator[dg.AssetSpec]:
         description=f"{about}The same rows in Iceberg v2, upserted by key within seconds. Not for consumers: "
         "its equality deletes hide changes from incremental readers. Read curated.",
         metadata=_common(table, landing_table(name), storage="iceberg"),
+    )
+    yield dg.AssetSpec(
+        dead_letters_key(name),
+        deps=[changelog_key(name)],
+        group_name="dead_letters",
+        kinds={"iceberg"},
+        owners=table.owners,
+        tags=_tags(table),
+        description=f"Changes of `{landing_table(name)}` that could not be applied, with reason, position and payload, "
+        "until each was replayed or discarded: `cdc-platform dead-letters`, or the job `replay_dead_letters`.",
+        metadata={"dagster/table_name": dead_letter_table(landing_table(name)), "dagster/storage_kind": "iceberg"},
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from cdc_platform.operations import Stage
-from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key, source_key
+from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key, letters_metadata, source_key
 from cdc_platform.orchestration.attempts import Exhausted
 from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
 from cdc_platform.orchestration.failures import as_failure
@@ -37,6 +37,7 @@ _MEASURES: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
 }
 AUTOMATION_SUCCEEDS = "automation_succeeds"
+DEAD_LETTERS_ARE_CLOSED = "dead_letters_are_closed"
 SLOT_LAG_IS_BOUNDED = "slot_lag_is_bounded"
 
 
@@ -47,6 +48,7 @@ def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
         found += [
             _convergence(name, table, "landing"),
             _convergence(name, table, "curated"),
+            _dead_letters(name),
             _automation(MERGE, name, table, registry.automation.attempts_max),
             _automation(REWRITE, name, table, registry.automation.attempts_max),
             _slot_lag(name, table, registry.sources[table.source_name].slot_lag_max_mb),
@@ -146,6 +148,23 @@ def _confirm(context: dg.AssetCheckExecutionContext, tables: Tables, name: str, 
             curated_key(name), description="Compared with the source and found equal", metadata=metadata
         )
     )
+
+
+def _dead_letters(name: str) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        name=DEAD_LETTERS_ARE_CLOSED,
+        asset=landing_key(name),
+        description="No change of this table waits among the dead letters: each was applied or a person discarded it.",
+    )
+    def dead_letters_are_closed(tables: dg.ResourceParam[Tables]) -> dg.AssetCheckResult:
+        with as_failure():  # What can't be read is no answer: the check raises, and neither passes nor fails.
+            rows = tables.letters(name)
+        metadata = letters_metadata(rows)
+        if len(rows):
+            metadata["action"] = f"`cdc-platform dead-letters list {name}`"
+        return dg.AssetCheckResult(passed=rows.empty, severity=dg.AssetCheckSeverity.WARN, metadata=metadata)
+
+    return dead_letters_are_closed
 
 
 def _automation(operation: Operation, name: str, table: Table, attempts_max: int) -> dg.AssetChecksDefinition:

@@ -3,9 +3,18 @@
 Belongs here: jobs, their priority and time limit. Does not: when they run (`sensors.py`, `schedules.py`).
 """
 
-import dagster as dg
+from typing import Any
 
+import dagster as dg
+from pydantic import Field
+
+from cdc_platform.orchestration.assets import markdown
 from cdc_platform.orchestration.automation import MERGE, OPERATION_TAG, REWRITE
+from cdc_platform.orchestration.failures import as_failure
+from cdc_platform.orchestration.resources import Tables
+
+_REPLAY = "replay_dead_letters"
+_ANSWERS_SHOWN_MAX = 100
 
 
 def _tags(operation: str, *, priority: int, runtime_max_s: int) -> dict[str, str]:
@@ -36,4 +45,62 @@ rewrite_data_files = dg.define_asset_job(
     tags=_tags(REWRITE.name, priority=0, runtime_max_s=3600),
 )
 
-JOBS = (merge_curated, check_convergence, rewrite_data_files)
+
+class ReplayConfig(dg.Config):
+    """Which dead letters, and what their rows hold instead."""
+
+    table: str = Field(description="Name of the table in tables.yaml.")
+    offsets: list[int] = Field(default=[], description="Of the letters; none: all that are open, or of `reason`.")
+    reason: str = Field(default="", description="With no offsets: only letters of this reason.")
+    corrections: dict[str, str] = Field(
+        default={}, description='What the rows hold instead: column to JSON, {"total": "12.50", "note": "\\"x\\""}.'
+    )
+    dry_run: bool = Field(default=True, description="Only say what would happen. Nothing is sent.")
+    wait_s: int = Field(default=60, ge=1, le=900, description="Seconds to wait for the sink's word.")
+
+
+@dg.op(name=f"{_REPLAY}_op")
+def _replay(context: dg.OpExecutionContext, config: ReplayConfig, tables: dg.ResourceParam[Tables]) -> None:
+    from cdc_platform.landing.corrections import DONE, Correction
+    from cdc_platform.landing.letters import Choice
+
+    with as_failure():
+        answers = tables.replay_letters(
+            config.table,
+            Choice(tuple(config.offsets), config.reason),
+            Correction(_corrections(config.corrections)),
+            dry_run=config.dry_run,
+            wait_s=config.wait_s,
+        )
+    metadata: dict[str, Any] = {"letters": len(answers), "dry_run": config.dry_run}
+    for fact in ("outcome", "reason"):
+        values = [str(getattr(a, fact)) for a in answers]
+        metadata |= {f"{fact}_{value}": values.count(value) for value in sorted(set(values))}
+    rows = [[str(a.log_offset), a.reason, a.outcome, a.why.replace("|", "\\|")] for a in answers[:_ANSWERS_SHOWN_MAX]]
+    metadata["answers"] = dg.MetadataValue.md(markdown(("log_offset", "reason", "outcome", "why"), rows))
+    if not config.dry_run and any(a.outcome not in DONE for a in answers):
+        raise dg.Failure("not every letter was replayed; `answers` says why of each", metadata, allow_retries=False)
+    context.add_output_metadata(metadata)
+
+
+def _corrections(texts: dict[str, str]) -> dict[str, object]:
+    from cdc_platform.landing.corrections import parse_json
+
+    try:
+        return {column: parse_json(text) for column, text in texts.items()}
+    except ValueError as error:
+        what = "`corrections` holds no JSON: a text is in double quotes of its own"
+        raise dg.Failure(what, allow_retries=False) from error
+
+
+@dg.job(
+    name=_REPLAY,
+    description="Send dead letters again, corrected. One whose row has changed since is refused.",
+    tags=_tags(_REPLAY, priority=5, runtime_max_s=1800),
+)
+def replay_dead_letters() -> None:
+    """One step."""
+    _replay()
+
+
+JOBS = (merge_curated, check_convergence, rewrite_data_files, replay_dead_letters)

@@ -16,7 +16,11 @@ from cdc_platform.maintenance.rewrite import RewriteEffect
 from cdc_platform.operations import Operations, Stage
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from cdc_platform.convergence.converge import Verdict
+    from cdc_platform.landing.corrections import Answer, Correction
+    from cdc_platform.landing.letters import Choice
     from cdc_platform.source.slot import SlotLag
 
 
@@ -49,6 +53,26 @@ class Tables(Protocol):
 
     def converge(self, name: str, stage: Stage) -> "Verdict":
         """Compare a stage with the source; wait for it. What can't be asked is `unknown`, not an error."""
+        ...
+
+    def dead_letters(self, name: str) -> TableHistory | None:
+        """History of the table's dead letters, None before the first. Cheap: metadata alone."""
+        ...
+
+    def letters(self, name: str) -> "pd.DataFrame":
+        """The table's open dead letters, oldest first, without their payloads."""
+        ...
+
+    def replay_letters(
+        self,
+        name: str,
+        choice: "Choice",
+        correction: "Correction | None" = None,
+        *,
+        dry_run: bool,
+        wait_s: float | None = None,
+    ) -> "list[Answer]":
+        """Send dead letters again, corrected; return what became of each, or would become."""
         ...
 
 

@@ -19,7 +19,14 @@ import dagster as dg
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, advanced
 from cdc_platform.maintenance.rewrite import rewrite_decision
-from cdc_platform.orchestration.assets import changelog_key, column_schema, landing_key, source_key
+from cdc_platform.orchestration.assets import (
+    changelog_key,
+    column_schema,
+    dead_letters_key,
+    landing_key,
+    letters_metadata,
+    source_key,
+)
 from cdc_platform.orchestration.attempts import Exhausted, Request
 from cdc_platform.orchestration.automation import (
     ATTEMPT_TAG,
@@ -174,12 +181,17 @@ def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
         events: list[_Event] = []
 
         def act(name: str, table: Table) -> str:
+            before = seen.get(name, Seen())
+            letters_id = _letters_id(tables, name)
+            if letters_id != before.letters_id:
+                metadata = letters_metadata(tables.letters(name)) | {"snapshot_id": letters_id}
+                events.append(dg.AssetMaterialization(dead_letters_key(name), metadata=metadata))
+            seen[name] = before = before._replace(letters_id=letters_id)
             history = tables.landing(name)
             newest = history.newest(advanced) if history else None
             if history is None or newest is None:
                 return "landing has no snapshot yet; the first comes with the initial load"
-            before = seen.get(name, Seen())
-            seen[name] = Seen(str(newest.snapshot_id), _columns_text(history))
+            seen[name] = Seen(str(newest.snapshot_id), _columns_text(history), letters_id)
             if seen[name].snapshot_id == before.snapshot_id:
                 return f"nothing since snapshot {before.snapshot_id}; the sink's next commit is reported"
             events.extend(_landing_events(name, table, history, newest, before))
@@ -200,6 +212,12 @@ class Seen(NamedTuple):
 
     snapshot_id: str = ""
     columns: str = ""
+    letters_id: str = ""  # Snapshot of the dead letters; empty before the first.
+
+
+def _letters_id(tables: Tables, name: str) -> str:
+    history = tables.dead_letters(name)
+    return str(history.head_id) if history and history.head_id is not None else ""
 
 
 def _parsed(cursor: str | None) -> dict[str, Seen]:
@@ -260,8 +278,8 @@ def _schema_event(table: Table, history: TableHistory) -> dg.AssetMaterializatio
 
 
 def _events(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Change events in these snapshots, by kind."""
-    counts: Counter[str] = Counter()
+    """Change events in these snapshots, by kind; those that tell of trouble always, so that they plot."""
+    counts = Counter({f"events_{kind}": 0 for kind in ("dead", "stale", "redelivered")})
     for snapshot in snapshots:
         for key, value in snapshot.summary.items():
             if key.startswith(EVENTS):

@@ -157,8 +157,14 @@ def _anchor(path: str) -> str:
 def commands() -> dict[str, click.Command]:
     """Every command that people type, by name, in the order of `--help`."""
     context = click.Context(root)
-    found = {name: root.get_command(context, name) for name in root.list_commands(context)}
-    return {name: command for name, command in found.items() if command is not None and not command.hidden}
+    found: dict[str, click.Command] = {}
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        if command is not None and not command.hidden:
+            found[name] = command
+            family = command.commands if isinstance(command, click.Group) else {}
+            found |= {f"{name} {one}": member for one, member in family.items()}
+    return found
 
 
 def cli() -> str:

@@ -39,6 +39,8 @@ def problem(line: str) -> str | None:
         return None
     if words[0] == "--project":
         words = words[2:]
+    if isinstance(generate.commands().get(words[0]), click.Group):  # Its member is part of the command's name.
+        words = [" ".join(words[:2]), *words[2:]]
     command = generate.commands().get(words[0])
     if command is None:
         return f"no command `{words[0]}`"
@@ -46,7 +48,8 @@ def problem(line: str) -> str | None:
     unknown = [word for word in words[1:] if word.startswith("-") and word.split("=")[0] not in options]
     if unknown:
         return f"`{words[0]}` has no option {unknown[0]}"
-    choices = [p.type.choices for p in command.params if isinstance(p.type, click.Choice)]
+    arguments = (p for p in command.params if isinstance(p, click.Argument))
+    choices = [p.type.choices for p in arguments if isinstance(p.type, click.Choice)]
     named = [word for word in words[2:] if not word.startswith("-") and word.islower()]
     if choices and named and named[0] not in choices[0]:
         return f"`{words[0]}` does not take {named[0]}"
@@ -72,6 +75,8 @@ def test_a_command_that_an_error_tells_to_run_exists() -> None:
     [
         ("cdc-platform rebuild orders", "no command `rebuild`"),
         ("cdc-platform check orders --level keys", "`check` has no option --level"),
+        ("cdc-platform dead-letters mend orders 5", "no command `dead-letters mend`"),
+        ("cdc-platform dead-letters discard orders 5 --force", "`dead-letters discard` has no option --force"),
         ("cdc-platform maintain orders vacuum", "`maintain` does not take vacuum"),
     ],
 )

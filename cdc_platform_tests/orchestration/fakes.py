@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import dagster as dg
+import pandas as pd
 import yaml
 
 from cdc_platform.convergence.converge import Verdict
@@ -16,6 +17,8 @@ from cdc_platform.errors import UnavailableError
 from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT, MergeResult
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
 from cdc_platform.lake.spark import FilesOpened
+from cdc_platform.landing.corrections import Answer, Correction
+from cdc_platform.landing.letters import Choice
 from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS_MS
 from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles
 from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
@@ -65,6 +68,10 @@ class FakeTables:
     curated_snapshots: dict[str, list[Snapshot]] = field(default_factory=dict)
     broken: dict[str, Exception] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    open_letters: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    letter_snapshots: dict[str, int] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
     spark_is_down: bool = False
     slot: SlotLag | None = field(
         default_factory=lambda: SlotLag(3 << 30, 5000, "reserved", None, active=False, inactive_s=1.5)
@@ -116,6 +123,42 @@ class FakeTables:
         before = TableFiles(12, 11, 400, 9000, FilesOpened(12, 11), 7, 1.5)
         after = TableFiles(1, 0, 0, 4000, FilesOpened(1, 0), 7, 0.25)
         return RewriteEffect(self.commit(name, "replace"), before, after, 2.0)
+
+    def reject(self, name: str, reason: str, log_offset: int) -> None:
+        """The sink writes a dead letter."""
+        self.letter_snapshots[name] = self.letter_snapshots.get(name, 7000) + 1
+        key = f'{{"order_id": {log_offset}}}'
+        letter = {"log_offset": log_offset, "reason": reason, "op": "u", "key": key, "detail": "a | b"}
+        at = pd.Timestamp(1_000 * log_offset, unit="ms", tz="UTC")
+        self.open_letters.setdefault(name, []).append(letter | {"dead_at": at})
+
+    def discard(self, name: str) -> None:
+        """A person closes all letters."""
+        self.letter_snapshots[name] += 1
+        self.open_letters[name] = []
+
+    def dead_letters(self, name: str) -> TableHistory | None:
+        if name not in self.letter_snapshots:
+            return None
+        return history(f"dead_letters.{name}", Snapshot(self.letter_snapshots[name], None, 1, "append", 0, {}))
+
+    def letters(self, name: str) -> pd.DataFrame:
+        if name in self.broken:
+            raise self.broken[name]
+        columns = ["log_offset", "reason", "op", "key", "detail", "dead_at"]
+        return pd.DataFrame(self.open_letters.get(name, []), columns=columns)
+
+    def replay_letters(
+        self,
+        name: str,
+        choice: Choice,
+        correction: Correction | None = None,
+        *,
+        dry_run: bool,
+        wait_s: float | None = None,
+    ) -> list[Answer]:
+        self.asked.append((name, choice, correction, dry_run, wait_s))
+        return self.answers
 
     def slot_lag(self, name: str) -> SlotLag:
         if self.slot is None:

@@ -131,6 +131,7 @@ def test_the_projects_own_tables_have_a_whole_catalog_entry() -> None:
         "source/public/orders": [],
         "changelog/orders": ["source/public/orders"],
         "landing/orders": ["changelog/orders"],
+        "dead_letters/orders": ["changelog/orders"],
         "curated/orders": ["landing/orders"],
         "maintenance/rewrite_data_files/orders": ["landing/orders"],
     }

@@ -97,6 +97,7 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
         {(LANDING, check): False for check in MEASURES}
         | {(CURATED, check): True for check in MEASURES}
         | {(CURATED, "automation_succeeds"): True, (rewrite, "automation_succeeds"): True}
+        | {(LANDING, "dead_letters_are_closed"): True}
         | {(SOURCE, "slot_lag_is_bounded"): False}
     )
     event = instance.get_latest_materialization_event(CURATED)

@@ -36,6 +36,7 @@ def test_definitions_can_be_loaded_and_name_what_others_call() -> None:
         "merge_curated",
         "rewrite_data_files",
         "check_convergence",
+        "replay_dead_letters",
     }
     assert {s.name: s.minimum_interval_seconds for s in repository.sensor_defs} == {
         "landing_snapshots_sensor": 5,
@@ -57,6 +58,7 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
         "check_convergence": [
             "curated__orders_automation_succeeds",
             "curated_orders_converged",
+            "landing__orders_dead_letters_are_closed",
             "landing_orders_converged",
             "maintenance__rewrite_data_files__orders_automation_succeeds",
             "source__public__orders_slot_lag_is_bounded",
@@ -72,4 +74,9 @@ def test_a_table_without_sums_or_distribution_declares_only_the_checks_it_can_an
     registry = d.registry.model_copy(update={"tables": {"orders": bare}})
     defs = build_defs(type(d)(d.project, registry))
     keys = {key for check in defs.asset_checks or () for key in check.check_keys}
-    assert {key.name for key in keys} == {"row_count_matches", "automation_succeeds", "slot_lag_is_bounded"}
+    assert {key.name for key in keys} == {
+        "row_count_matches",
+        "automation_succeeds",
+        "dead_letters_are_closed",
+        "slot_lag_is_bounded",
+    }

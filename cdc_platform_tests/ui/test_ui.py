@@ -94,7 +94,7 @@ def test_the_asset_graph_shows_the_way_of_the_data(page: Page, screenshots: Path
     page.get_by_label("panel_show_right").last.click()  # The list beside the graph.
     expect(nodes.filter(has=page.get_by_text("orders", exact=True))).to_have_count(len(GROUPS))
     passed = nodes.filter(has=page.get_by_text("orders", exact=True)).filter(has_text="4 / 4 Passed")
-    expect(passed).to_have_count(1)
+    expect(passed).to_have_count(2)  # Landing and curated.
     page.screenshot(path=screenshots / "asset-graph.png")
 
 
@@ -105,6 +105,14 @@ def test_the_result_of_a_check_shows_on_the_curated_table(page: Page, screenshot
     metadata = page.get_by_role("row").filter(has_text="outcome")
     expect(metadata).to_contain_text("converged")
     page.screenshot(path=screenshots / "check.png")
+
+
+def test_landing_shows_that_no_dead_letter_is_open(page: Page, screenshots: Path) -> None:
+    page.goto("/assets/landing/orders?view=checks&checkDetail=dead_letters_are_closed")
+    about = page.get_by_text("No change of this table waits among the dead letters", exact=False)
+    expect(about.first).to_be_visible(timeout=SHOWN_WITHIN_MS)
+    expect(page.get_by_role("row").filter(has_text="open_no_home")).to_contain_text("0")
+    page.screenshot(path=screenshots / "dead-letters.png")
 
 
 def test_the_columns_of_a_table_show_at_its_source(page: Page, screenshots: Path) -> None:
