@@ -9,8 +9,9 @@ copy-on-write MERGE would rewrite every file (measured), so the difference is co
 when it is none. `replace` snapshots of landing change no row and are not merged.
 """
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_platform.errors import InvariantError, UnavailableError
 from cdc_platform.hops.contract import Contract, align_sql, create_sql, difference_sql, merge_sql
@@ -24,6 +25,7 @@ UPSTREAM_SNAPSHOT = "cdc.upstream-snapshot"
 UPSTREAM_TABLE = "cdc.upstream-table"
 CONTRACT = "cdc.contract"
 COMPLETE_THROUGH = "cdc.complete-through"  # Property: <landing snapshot>:<curated head that was found equal to it>.
+FILLING = "cdc.filling"  # Property: columns that curated has newly and no merge has filled yet, as JSON.
 RUN_ID = "cdc.run-id"
 _STAMP = "spark.sql.iceberg.snapshot-property."
 
@@ -119,8 +121,8 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
     spark.rows(f"CREATE NAMESPACE IF NOT EXISTS {quoted(lake.name, 'curated')}")
     spark.rows(create_sql(target, landing.columns, key=table.key))
     made = lake.history(curated_table(name))
-    for statement in align_sql(target, landing.columns, found=made.columns if made else landing.columns):
-        spark.rows(statement)
+    filling = _follow_columns(spark, target, landing, made) if made else ()
+    contract = replace(contract, compared=(*contract.compared, *(c for c in filling if c not in contract.compared)))
     spark.rows(f"ALTER TABLE {target} WRITE ORDERED BY {columns_sql(table.key)}")
     spark.rows(f"REFRESH TABLE {target}")
     compared = lake.history(curated_table(name))
@@ -146,6 +148,8 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
         f"ALTER TABLE {landing_sql} CREATE OR REPLACE TAG {quoted(reader_tag(name))} "
         f"AS OF VERSION {upstream.snapshot_id}"
     )
+    if filling:
+        spark.rows(f"ALTER TABLE {target} UNSET TBLPROPERTIES ({text(FILLING)})")
     after = lake.history(curated_table(name))
     if not committed:
         word = f"{upstream.snapshot_id}:{head_id}"
@@ -160,3 +164,22 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
         watermark=head.sequence_number if head else 0,
         took_s=time.monotonic() - began,
     )
+
+
+def _follow_columns(spark: Spark, target: str, landing: TableHistory, curated: TableHistory) -> tuple[str, ...]:
+    """Give curated landing's columns; return those that it has newly, whose values count until a merge has filled them.
+
+    A property names them before they are added, so that a merge killed in between is made up for by the next.
+    """
+    statements = align_sql(target, landing.columns, found=curated.columns)
+    has = {c.name: c.type for c in curated.columns}
+    filling = set(json.loads(curated.properties.get(FILLING, "[]")))
+    if statements:
+        filling |= {c.name for c in landing.columns if has.get(c.name) != c.type}
+    filling &= {c.name for c in landing.columns}
+    if statements and filling:
+        named = text(json.dumps(sorted(filling)))
+        spark.rows(f"ALTER TABLE {target} SET TBLPROPERTIES ({text(FILLING)} = {named})")
+    for statement in statements:
+        spark.rows(statement)
+    return tuple(sorted(filling))

@@ -186,6 +186,14 @@ class LandingTable:
                 where=self.name,
                 action=f"Drop {self.name} and its curated table; the load goes on from the change log",
             )
+        sources = {field.column for field in spec_fields(self._loaded)}
+        if touched := sorted(sources & (anew | (found.keys() - wanted.keys()))):
+            raise ConfigError(
+                f"partition column `{touched[0]}` became {wanted.get(touched[0], 'none')}, it was {found[touched[0]]}",
+                where=self.name,
+                action=f"Correct `landing.partition_by` in tables.yaml if it names it, then drop {self.name} and its "
+                "curated table; the load goes on from the change log",
+            )
         if found == wanted and self.columns == tuple(source):
             return
 

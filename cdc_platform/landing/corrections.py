@@ -26,7 +26,6 @@ from cdc_platform.errors import CdcError, ConfigError
 from cdc_platform.landing.dead_letters import StoredLetter
 from cdc_platform.landing.events import OFFSET, Decoder
 from cdc_platform.landing.late import sift
-from cdc_platform.landing.position import SourcePosition
 from cdc_platform.source.types import SourceColumn, home
 
 # applies, stale, unfit, sent_before: judged, nothing was sent; refused: it may not be sent at all.
@@ -38,7 +37,6 @@ DONE: frozenset[Outcome] = frozenset({"applies", "sent", "replayed", "discarded"
 _LOOK_BACK_RECORDS_MAX = 1_000
 _LOOK_BACK_BYTES_MAX = 4 << 20
 _Refused = Callable[[str, str], ConfigError]
-_NEWEST = SourcePosition(1 << 62, 1 << 62, 0)  # After it, everything is late and therefore judged.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -235,7 +233,8 @@ def judged(records: Mapping[int, Mapping[str, object]], *, decoder: Decoder, log
     end = log.end()
     lines = b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records.values())
     decoded = decoder.decode(lines, first_offset=end)
-    sifted = sift(decoded, lines, None, decoder=decoder, log=log.another(), strict=False)
+    floor = log.newest_load()
+    sifted = sift(decoded, lines, None, decoder=decoder, log=log.another(), floor=floor, strict=False)
     rejected = {r.offset: r for r in sifted.rejected}
     changes = set(decoded.changes[OFFSET].to_pylist())
     answers: dict[int, Answer] = {}
@@ -250,21 +249,7 @@ def judged(records: Mapping[int, Mapping[str, object]], *, decoder: Decoder, log
             answers[letter] = Answer(letter, "", "sent_before", why)
         else:
             answers[letter] = Answer(letter, "", "unfit", "it changes no row")
-        if answers[letter].outcome == "applies" and (why := _was_late(letter, records[letter], decoder, log)):
-            answers[letter] = Answer(letter, "", "stale", why)
     return answers
-
-
-def _was_late(letter: int, record: Mapping[str, object], decoder: Decoder, log: ChangeLog) -> str:
-    """Why the record would have been stale where its letter stands; empty when it would not.
-
-    The judgement of a replay is of what came *after* the letter. One that can't be applied was not judged when it came,
-    so a newer change of its key may stand before it.
-    """
-    line = json.dumps({k: v for k, v in record.items() if k != "replay"}).encode() + b"\n"
-    decoded = decoder.decode(line, first_offset=letter)
-    sifted = sift(decoded, line, _NEWEST, decoder=decoder, log=log.another(), strict=False)
-    return next((r.detail for r in sifted.rejected if r.reason == "stale"), "")
 
 
 def refusal(letter: StoredLetter, error: CdcError) -> Answer:

@@ -372,11 +372,12 @@ class Decoder:
         for line in (lines[: lines.find(b"\n")], lines[lines.rfind(b"\n", 0, len(lines) - 1) + 1 :]):
             try:
                 event = _json(line)
-                found = set(
-                    (event.get("after") or event.get("before") or expected) if "replay" not in event else expected
-                )
-            except (ValueError, AttributeError, TypeError):
+                image = event.get("after") or event.get("before")
+            except (ValueError, AttributeError):
                 continue  # Not a change at all: it is looked at with the others.
+            if not isinstance(image, dict) or "replay" in event:
+                continue
+            found = set(image)
             if found == expected:
                 continue
             added, gone = sorted(found - expected), sorted(expected - found)
@@ -411,7 +412,8 @@ def _source_position(event: Mapping[str, Any]) -> SourcePosition | None:
         match = re.match(_SEQUENCE, event["source"]["sequence"])
         assert match is not None
         order = (event.get("transaction") or {}).get("total_order") or 0
-        return SourcePosition(int(match["commit"] or 0), int(match["lsn"]), int(order))
+        position = SourcePosition(int(match["commit"] or 0), int(match["lsn"]), int(order))
+        return position if max(position) < 1 << 63 else None
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError):
         return None
 

@@ -135,9 +135,9 @@ def write_deletes(
 def _split(
     rows: "pa.Table", spec: "PartitionSpec", schema: "Schema", *, prefix: str
 ) -> "Iterator[tuple[Any, pa.Table]]":
-    """Rows by partition, with one sort; the partition is None when there is but one."""
+    """Rows by partition, in their order; the partition is None when there is but one."""
+    import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
     from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 
     if spec.is_unpartitioned():
@@ -149,17 +149,11 @@ def _split(
         name = prefix + source.name
         column = rows[name if name in rows.column_names else source.name]
         values[f"p{number}"] = field.transform.pyarrow_transform(source.field_type)(column)
-    of_row = pa.table(values)
-    names = of_row.column_names
-    order = pc.sort_indices(of_row, sort_keys=[(name, "ascending") for name in names])
-    of_row, rows = of_row.take(order), rows.take(order)
-    groups = of_row.group_by(names, use_threads=False).aggregate([([], "count_all")])
-    start = 0
-    for group in groups.to_pylist():
-        # As the table's writers hold it: a date partition is the number of its day.
+    of_row = pa.table({**values, "row": np.arange(rows.num_rows)})
+    names = list(values)
+    for group in of_row.group_by(names).aggregate([("row", "list")]).to_pylist():
         fields = [PartitionFieldValue(f, group[n]) for f, n in zip(spec.fields, names, strict=True)]
-        yield PartitionKey(fields, spec, schema), rows.slice(start, group["count_all"])
-        start += group["count_all"]
+        yield PartitionKey(fields, spec, schema), rows.take(pa.array(group["row_list"]))
 
 
 def _write(

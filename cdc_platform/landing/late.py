@@ -8,8 +8,9 @@ Rules, for a change at source position p of key k, found at offset o of the log:
 - else a change of k with a position after p stands at an earlier offset (or a truncate, or a load that is whole): it is
   stale, and goes to the dead letters;
 - else nothing of k is newer: it came late and is applied.
-The log is read backwards until a block lies wholly before all that is judged, so disorder within
-`_BLOCK_RECORDS_MIN` records is judged exactly, and re-delivery of any length up to `_LOOK_BACK_BYTES_MAX`. What is not
+The log is read backwards past the newest position that was there before the batch (a long re-delivery is a stretch of
+old positions), and on until a block lies wholly before all that is judged. So disorder within `_BLOCK_RECORDS_MIN`
+records is judged exactly, and re-delivery of any length up to `_LOOK_BACK_BYTES_MAX`. What is not
 decided there is stale: never dropped in silence, never applied on a guess.
 A replayed dead letter is judged by all that came after the letter, and by what made it one before; its own first copies
 do not count, another replay of it does.
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.changelog.log import LOAD_END, Batch, ChangeLog, is_marker
+from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, Batch, ChangeLog, is_marker
 from cdc_platform.landing.events import COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, REPLAY_OF, Decoded, Decoder, Rejected
 from cdc_platform.landing.position import SourcePosition
 
@@ -90,12 +91,13 @@ def sift(
     high = max(filter(None, [high, *(r.source for r in rejected)]), default=None)
     if not late.any():
         return Sifted(_placed(changes, read_at), rejected, len(again), {}, high, disordered=False)
-    judged = _judge(changes, late, decoder=decoder, log=log, floor=floor)
+    judged = _judge(changes, late, _Past(decoder.of_keys(), log, floor, newest), decoder)
     dropped = [one for one in judged if one.again]
     stale = [one for one in judged if not one.again and one.why_stale]
     texts = lines.split(b"\n") if stale else []
+    reasons = {one.offset: one.why_stale for one in stale}  # Both halves of a changed key are one record.
     rejected += [
-        decoder.rejected(texts[one.offset - decoded.first_offset], one.offset, "stale", one.why_stale) for one in stale
+        decoder.rejected(texts[offset - decoded.first_offset], offset, "stale", why) for offset, why in reasons.items()
     ]
     keep = np.ones(changes.num_rows, dtype=bool)
     keep[[one.row for one in (*dropped, *stale)]] = False
@@ -175,6 +177,8 @@ class _Late:
     @property
     def why_stale(self) -> str:
         """Why it is stale; empty when it is not."""
+        if self.replay_of is not None and self.replay_of >= self.offset:
+            return "it replays no record before it"
         if self.overtaken:
             return "a newer change of its key had come before it"
         if self.undecided:
@@ -186,7 +190,8 @@ class _Late:
         if offset >= self.offset:
             return
         if op == self.op and position == self.position:
-            self.again |= self.replay_of is None or is_replay
+            # Of a letter that is replayed only another replay counts: copies of it were letters, too.
+            self.again |= self.replay_of is None or (is_replay and offset > self.replay_of)
         elif position > self.position if self.op != "r" else position[1] > self.position[1]:
             self.overtaken = True
 
@@ -222,11 +227,26 @@ class _Docket:
             for one in self.all if op == "t" else self._by_key.get(values, ()):
                 one.meet(op, (commit, lsn), offset, is_replay=replay_of is not None)
 
+    def meet_load(self, begin: int, end: int) -> None:
+        """A whole load stands for all before it: a letter from before it is overtaken."""
+        for one in self.all:
+            one.overtaken |= one.replay_of is not None and one.replay_of < begin < end < one.offset
+
     def _values(self, rows: "pa.Table") -> "Iterator[tuple[Any, ...]]":
         return zip(*(rows[name].to_pylist() for name in self._key), strict=True)
 
 
-def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: ChangeLog, floor: int) -> list[_Late]:
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """The log before a batch: how its records are read, how far back, and the newest position in it."""
+
+    keys: Decoder
+    log: ChangeLog
+    floor: int
+    newest: SourcePosition | None
+
+
+def _judge(changes: "pa.Table", late: "np.ndarray", past: _Past, decoder: Decoder) -> list[_Late]:
     """Judge the rows that `late` marks by what the log holds before each."""
     import pyarrow.compute as pc
 
@@ -234,31 +254,36 @@ def _judge(changes: "pa.Table", late: "np.ndarray", *, decoder: Decoder, log: Ch
     streamed, replays = _Docket(changes, late & ~is_replay, decoder), _Docket(changes, late & is_replay, decoder)
     for docket in (streamed, replays):
         if docket.all:
-            _look_back(docket, decoder.of_keys(), log, floor)
+            _look_back(docket, past)
     return [*streamed.all, *replays.all]
 
 
-def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog, floor: int) -> None:
+def _look_back(docket: _Docket, past: _Past) -> None:
     """Read backwards, past the letters that are replayed, until a block lies wholly before all that is judged."""
     oldest = min(one.position for one in docket.all)
     oldest_lsn = min(one.position[1] for one in docket.all)
     letters = [one.replay_of for one in docket.all if one.replay_of is not None]
-    floor = min([floor, *letters])  # A letter from before a load must know of the load.
-    read_bytes = 0
-    for block in _blocks_back(log, max(one.offset for one in docket.all), floor):
+    floor = min([past.floor, *letters])  # A letter from before a load must know of the load.
+    read_bytes, load_end, met_newest = 0, None, past.newest is None
+    for block in _blocks_back(past.log, max(one.offset for one in docket.all), floor):
         lines, start = _without_marker(block)
-        if start > block.start and json.loads(block.lines.partition(b"\n")[0])["op"] == LOAD_END:
-            for one in docket.all:
-                one.overtaken |= one.replay_of is not None and one.replay_of < block.start < one.offset
-        seen = keys.decode(lines, first_offset=start, count=block.end - start).changes
-        docket.meet(seen)
+        if start > block.start:
+            kind = json.loads(block.lines.partition(b"\n")[0])["op"]
+            load_end = block.start if kind == LOAD_END else load_end
+            if kind == LOAD_BEGIN and load_end is not None:
+                docket.meet_load(block.start, load_end)
+        decoded = past.keys.decode(lines, first_offset=start, count=block.end - start)
+        docket.meet(decoded.changes)
         if letters and block.start > min(letters):
             continue
         read_bytes += len(block.lines)
-        if seen.num_rows >= _BLOCK_RECORDS_MIN // 2:
-            commit, lsn = seen[COMMIT_LSN].to_pylist(), seen[LSN].to_pylist()
-            if max(zip(commit, lsn, strict=True)) < oldest and max(lsn) < oldest_lsn:
-                return
+        commit, lsn = (decoded.changes[name].to_pylist() for name in (COMMIT_LSN, LSN))
+        positions = [*zip(commit, lsn, strict=True), *(r.source[:2] for r in decoded.rejected if r.source)]
+        high = max(positions, default=(0, 0))
+        met_newest = met_newest or past.newest is None or high >= past.newest[:2]
+        is_older = high < oldest and max(lsn, default=0) < oldest_lsn
+        if met_newest and is_older and len(positions) >= _BLOCK_RECORDS_MIN // 2:
+            return
         if read_bytes > _LOOK_BACK_BYTES_MAX:
             for one in docket.all:
                 one.undecided = True
@@ -267,22 +292,26 @@ def _look_back(docket: _Docket, keys: Decoder, log: ChangeLog, floor: int) -> No
 
 def _sent_again(rejected: Sequence[Rejected], log: ChangeLog, floor: int) -> set[int]:
     """Offsets of the records that stand in the log before, with the same position and the same images."""
-    again: set[int] = set()
+    wanted: dict[bytes, list[Rejected]] = defaultdict(list)
     for one in rejected:
-        line = one.payload.encode()
-        fragment = _SEQUENCE_TEXT.search(line)
-        if one.source is None or fragment is None:
-            continue
-        wanted, read_bytes = _content(line), 0
-        for block in _blocks_back(log, one.offset, floor):
-            read_bytes += len(block.lines)
-            if fragment[0] in block.lines and any(
-                fragment[0] in other and _content(other) == wanted for other in block.lines.split(b"\n")
-            ):
-                again.add(one.offset)
-                break
-            if read_bytes > _LOOK_BACK_BYTES_MAX:
-                break
+        fragment = _SEQUENCE_TEXT.search(one.payload.encode())
+        if one.source is not None and fragment is not None:
+            wanted[fragment[0]].append(one)
+    again: set[int] = set()
+    read_bytes = 0
+    for block in _blocks_back(log, max(r.offset for r in rejected), floor) if wanted else ():
+        read_bytes += len(block.lines)
+        for fragment in [f for f in wanted if f in block.lines]:
+            for offset, line in enumerate(block.lines.split(b"\n"), block.start):
+                if fragment in line:
+                    content = _content(line)
+                    again |= {
+                        one.offset
+                        for one in wanted[fragment]
+                        if offset < one.offset and _content(one.payload.encode()) == content
+                    }
+        if read_bytes > _LOOK_BACK_BYTES_MAX or len(again) == len(rejected):
+            break
     return again
 
 

@@ -127,7 +127,7 @@ def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
     if switch == "redelivery-filter":
 
         def all_of_it(decoded: Any, _lines: bytes, newest: Any, **_: Any) -> late.Sifted:
-            _, high = late.late_rows(decoded.changes, newest)
+            _, high, _ = late.late_rows(decoded.changes, newest)
             return late.Sifted(decoded.changes, decoded.rejected, 0, {}, high, disordered=False)
 
         sink.sift = all_of_it
@@ -142,6 +142,6 @@ def switch_off(switch: Switch, read_to: Path) -> Callable[[int], None]:
         read_to.write_text(str(end))
 
     commit.LandingTable.position = from_memory  # type: ignore[method-assign]
-    commit.LandingTable._claim = lambda _self: None  # type: ignore[method-assign]
-    commit.LandingTable._require_place = lambda _self, _before: None  # type: ignore[method-assign]
+    commit.LandingTable._claim = lambda *_: None  # type: ignore[method-assign]
+    commit.LandingTable._require_place = lambda *_: None  # type: ignore[method-assign]
     return remember

@@ -340,8 +340,9 @@ def metadata_keys() -> str:
         dead_letters.COMPLETE: "Property: both as JSON; it outlives another engine's expiry.",
     }
     curated_properties = {
+        merge.FILLING: "Columns that curated has newly and no merge has filled yet, as JSON. Absent for none.",
         merge.COMPLETE_THROUGH: "`<landing snapshot>:<curated head>`, after a merge that found nothing to commit: "
-        "complete through that snapshot for as long as that is the head."
+        "complete through that snapshot for as long as that is the head.",
     }
     tags = {
         position.POSITION_TAG: "On `landing.<table>`: the sink's newest snapshot. It keeps expiry from taking it.",

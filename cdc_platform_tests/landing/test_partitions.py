@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -240,6 +241,44 @@ def test_a_table_whose_sink_died_before_it_was_partitioned_is_partitioned_by_the
     monkeypatch.undo()
     bench.land()
     assert paths(bench, 0) == ["status=a"]
+
+
+@pytest.mark.parametrize("partition_by", [("status",), ("truncate(2, status)", "bucket(16, id)"), ("total", "status")])
+def test_each_row_lies_in_the_partition_of_its_values_however_many_there_are(
+    tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    """pyarrow's group order is not that of the rows, from some fifty values on."""
+    bench = Bench(tmp_path, partition_by=partition_by)
+    rows = [event("r", i, f"s{i % 60}" if i % 61 else None, total=f"{i % 7}.00") for i in range(300)]
+    bench.end_load(*rows)
+    table = bench.lake.load(TABLE)
+    assert table is not None
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    spec, schema, seen = table.spec(), table.schema(), 0
+    for manifest in snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io):
+            stored = pq.read_table(entry.data_file.file_path.removeprefix("file://")).to_pylist()
+            for row in stored:
+                seen += 1
+                expected = tuple(
+                    f.transform.transform(schema.find_field(f.source_id).field_type)(
+                        row[schema.find_field(f.source_id).name]
+                    )
+                    for f in spec.fields
+                )
+                assert tuple(entry.data_file.partition) == expected
+    assert seen == 300
+
+
+def test_a_reload_without_a_partition_column_says_what_to_do(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, partition_by=("status",))
+    bench.end_load(event("r", 1))
+    bench.policy = Landing()
+    fewer = [asdict(c) for c in COLUMNS if c.name != "status"]
+    bench.log.append(marker(LOAD_BEGIN, 1, columns=fewer) + b"\n")
+    with pytest.raises(ConfigError, match=r"partition column `status` became none, it was string.*then drop"):
+        bench.end_load({**event("r", 1), "after": {"id": 1, "total": "1.00"}})
 
 
 def test_a_declared_partition_that_the_table_has_not_is_refused(tmp_path: Path) -> None:

@@ -286,6 +286,48 @@ def test_a_replayed_letter_lands_once_and_is_closed(bench: Bench) -> None:
     assert bench.rows("landing.again") == bench.rows()
 
 
+def mended(row_id: int, lsn: int, letter: int, op: str = "u") -> dict[str, Any]:
+    return {**event(op, row_id, "mended", lsn=lsn), "replay": {"offset": letter}}
+
+
+def test_a_letter_whose_record_was_sent_again_can_be_replayed(bench: Bench) -> None:
+    bench.load(1, 2)
+    bench.write(wrong(1, lsn=10), event("u", 2, "a", lsn=11))
+    bench.sink().catch_up()
+    bench.write(wrong(1, lsn=10), event("u", 2, "a", lsn=11), mended(1, 10, 4))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("mended", "1.00"), 2: ("a", "1.00")}
+
+
+def test_a_replay_that_failed_can_be_replayed_by_its_own_letter(bench: Bench) -> None:
+    bench.load(1)
+    bench.write(wrong(1, lsn=10), {**wrong(1, lsn=10), "replay": {"offset": 3}}, mended(1, 10, 4))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("mended", "1.00")}
+
+
+def test_a_letter_that_came_late_is_judged_by_what_was_there_before_it(bench: Bench) -> None:
+    bench.load(1)
+    bench.write(event("u", 1, "newer", lsn=20), wrong(1, lsn=10), mended(1, 10, 4))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("newer", "1.00")}
+    assert [x["reason"] for x in bench.letters()] == ["unreadable", "stale"]
+
+
+def test_a_letter_of_a_load_can_be_replayed_until_the_next_load(bench: Bench) -> None:
+    bad = {**event("r", 2, lsn=5), "after": {"id": 2, "status": "new", "total": [1]}}
+    bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in SOURCE_COLUMNS]))
+    bench.write(event("r", 1, lsn=5), bad)
+    bench.writer.append_marker(marker(LOAD_END, 2))
+    bench.write(event("u", 1, "a", lsn=9), mended(2, 5, 2, op="r"))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("a", "1.00"), 2: ("mended", "1.00")}
+    bench.load(1, lsn=20)
+    bench.write(mended(2, 5, 2, op="r"))
+    bench.sink().catch_up()
+    assert bench.rows() == {1: ("new", "1.00")}
+
+
 def test_a_value_that_has_no_home_in_a_load_is_a_letter_and_the_load_is_whole(bench: Bench) -> None:
     bench.writer.append_marker(marker(LOAD_BEGIN, 1, columns=[asdict(c) for c in SOURCE_COLUMNS]))
     bench.write(event("r", 1), {**event("r", 2), "after": {"id": 2, "status": "new", "total": [1]}}, event("r", 3))
@@ -700,6 +742,7 @@ def test_letters_of_a_load_that_was_broken_off_are_void_with_it(bench: Bench) ->
         json.dumps(event("c", 5, "TEXT", lsn=9)).encode().replace(b"TEXT", b"\xff"),
         json.dumps(event("c", 5, "x\ud800y", lsn=9)).encode(),
         json.dumps({**event("c", 5, lsn=9), "after": {"id": 5, "status": "x"}}).encode(),
+        json.dumps({**event("u", 5, lsn=9), "after": "x"}).encode(),
         b'{"op":"c","after":' + b"[" * 5_000 + b"]" * 5_000 + b"}",
         b"",
     ],

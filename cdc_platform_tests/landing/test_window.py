@@ -252,6 +252,41 @@ def test_a_read_in_a_window_that_is_out_of_order_stands_where_the_stream_was() -
     assert table.rows[1] == ("read", "1.00")
 
 
+def test_a_long_run_that_is_sent_again_is_known_for_what_it_is_to_its_end() -> None:
+    """Longer than a block of the look back: its blocks lie wholly before what is judged, and are not the past."""
+    events = [
+        event("u", i % 50, f"v{i}", lsn=10 + i) if i != 9_000 else event("t", None, lsn=9_010) for i in range(15_000)
+    ]
+    table = Table()
+    table.take(events)
+    table.commit()
+    before = dict(table.rows)
+    for at in range(0, len(events), 3_000):
+        table.take(events[at : at + 3_000])
+        # The newest one itself is applied again, which changes nothing.
+        assert dict(table.window.counts) == {"redelivered": 3_000 - (at == 12_000)} | (
+            {"update": 1} if at == 12_000 else {}
+        )
+        table.commit()
+        assert table.rows == before
+    assert table.rejected == []
+
+
+def test_a_replay_of_a_record_that_is_not_before_it_is_refused() -> None:
+    table = Table()
+    table.take([event("u", 1, "a", lsn=5), {**event("u", 1, "b", lsn=9), "replay": {"offset": 500}}])
+    table.commit()
+    assert table.rows == {1: ("a", "1.00")}
+    assert [(r.offset, r.detail) for r in table.rejected] == [(1, "it replays no record before it")]
+
+
+def test_a_changed_key_of_which_both_halves_are_stale_is_one_letter() -> None:
+    table = Table()
+    table.take([event("u", 1, "n", lsn=20), event("u", 2, "n", lsn=20)])
+    table.take([event("u", 2, "o", before={"id": 1, "status": "x", "total": None}, lsn=10)])
+    assert [(r.offset, r.reason) for r in table.rejected] == [(2, "stale")]
+
+
 def test_the_replay_of_a_stale_letter_undoes_nothing_either() -> None:
     table = Table()
     table.take([event("u", 1, "newer", lsn=10)])
