@@ -144,6 +144,18 @@ class Landing(_Declared):
         "default: [types](types.md).",
     )
 
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that `partition_by` names, in its order."""
+        return tuple(re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.partition_by)
+
+    @model_validator(mode="after")
+    def _partitions_by_a_column_once(self) -> Self:
+        columns = self.partition_columns
+        if twice := sorted({c for c in columns if columns.count(c) > 1}):
+            raise ValueError(f"`partition_by` names column `{twice[0]}` twice, which PyIceberg can't write")
+        return self
+
     @model_validator(mode="after")
     def _types_are_known(self) -> Self:
         families: Mapping[str, tuple[Policy, ...]] = POLICIES  # type: ignore[assignment]
@@ -206,9 +218,7 @@ class Table(_Declared):
             "convergence.distribution": distribution,
             "curated.contract": self.curated.contract,
             "landing.types": tuple(n.removeprefix(OF_COLUMN) for n in self.landing.types if n.startswith(OF_COLUMN)),
-            "landing.partition_by": tuple(
-                re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.landing.partition_by
-            ),
+            "landing.partition_by": self.landing.partition_columns,
         }
 
     @model_validator(mode="after")

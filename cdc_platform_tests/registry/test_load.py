@@ -131,3 +131,33 @@ def test_a_policy_is_declared_for_a_family_or_a_column(tmp_path: Path) -> None:
     orders = load_registry(tmp_path / "tables.yaml").tables["orders"]
     assert orders.landing.types == {"date": "clamp", "numeric": "null", "column.at": "string"}
     assert orders.named_columns["landing.types"] == ("at",)
+
+
+@pytest.mark.parametrize(
+    ("landing", "what"),
+    [
+        ("{partition_by: ['day()']}", "should match pattern"),
+        ("{partition_by: ['bucket(id)']}", "should match pattern"),
+        ("{partition_by: ['bucket(0, id)']}", "should match pattern"),
+        ("{partition_by: ['week(at)']}", "should match pattern"),
+        ("{partition_by: ['bucket(4, id)', id]}", "`partition_by` names column `id` twice"),
+        ("{mode: append}", "'upsert' or 'before_image'"),
+        ("{shards: 0}", "greater than or equal to 1"),
+        ("{dead_letters_max_share: 2}", "less than or equal to 1"),
+        ("{change_type: {column: after}}", "`column: after` is the name of another part of the record"),
+        ("{change_type: {map: {I: insert}}}", "Input should be 'create', 'update'"),
+        ("{change_type: {map: {I: create}}}", "`map` has no value that means `delete`"),
+    ],
+)
+def test_a_policy_of_landing_that_can_not_be_is_refused(tmp_path: Path, landing: str, what: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, GOOD.replace("{window: 500ms}", landing))
+    assert what in raised.value.what
+    assert ":10: tables.orders.landing" in raised.value.where
+
+
+def test_partition_columns_are_those_that_the_table_may_not_lose(tmp_path: Path) -> None:
+    fields = "[region, 'bucket(16, id)', 'truncate( 4,code )', 'day(placed at)']"
+    load(tmp_path, GOOD.replace("{window: 500ms}", f"{{partition_by: {fields}}}"))
+    orders = load_registry(tmp_path / "tables.yaml").tables["orders"]
+    assert orders.named_columns["landing.partition_by"] == ("region", "id", "code", "placed at")
