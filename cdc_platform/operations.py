@@ -140,7 +140,8 @@ class Operations:
                 action="Do that; this command is not needed then",
             )
         before = newest_load_begin(folder)
-        request_load(self.deployment.signals_file(table.source_name), [collection_pattern(table)])
+        signals = self.deployment.signals_file(table.source_name)
+        request_load(self.engine(name), signals, [collection_pattern(table)])
         give_up = time.monotonic() + within_s
         while (begun := newest_load_begin(folder)) == before or begun is None:
             if time.monotonic() > give_up:

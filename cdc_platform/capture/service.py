@@ -42,6 +42,7 @@ from cdc_platform.source.doctor import (
     inspect_tables,
     unpublished,
 )
+from cdc_platform.source.messages import wake
 from cdc_platform.source.postgres import source_engine
 from cdc_platform.source.slot import SlotLag, read_slot
 
@@ -97,7 +98,7 @@ def run(deployment: Deployment, source: str, report: Report, *, free: Callable[[
         known={t: TableColumns.of_marker(m) for t in tables if (m := newest_columns(folders[t])) is not None},
         writers=writers,
         unloaded={table for table in tables if newest_marker(folders[table]) != LOAD_END},
-        request_load=lambda collections: request_load(signals, collections),
+        request_load=lambda collections: request_load(engine, signals, collections),
         cuts=Cuts(deployment.cuts_file(source)),
     )
     problems = _Problems(report)
@@ -272,7 +273,7 @@ def recapture(deployment: Deployment, source: str) -> None:
     deployment.offsets_file(source).unlink(missing_ok=True)
 
 
-def request_load(signals: Path, collections: list[str]) -> None:
+def request_load(engine: Engine, signals: Path, collections: list[str]) -> None:
     """Ask a running Debezium, through its signal file, to pause streaming and load these tables (patterns)."""
     signal = {
         "id": str(uuid.uuid4()),
@@ -281,3 +282,4 @@ def request_load(signals: Path, collections: list[str]) -> None:
     }
     with signals.open("a") as file:
         file.write(json.dumps(signal) + "\n")
+    wake(engine)
