@@ -31,7 +31,6 @@ from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END, marker
 from cdc_platform.changelog.segments import SegmentWriter, newest_columns, newest_marker
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError, UnavailableError
-from cdc_platform.registry.model import Table
 from cdc_platform.reporting import Report
 from cdc_platform.source.columns import Catalog, read_catalog
 from cdc_platform.source.doctor import (
@@ -211,12 +210,12 @@ class _TableWatch:
         self,
         deployment: Deployment,
         source: str,
-        captured: Mapping[str, Table],
+        captured: Collection[str],
         left_out: Collection[str],
         problems: _Problems,
     ) -> None:
         self._deployment, self._source = deployment, source
-        self._captured, self._left_out, self._problems = captured, set(left_out), problems
+        self._captured, self._left_out, self._problems = tuple(captured), set(left_out), problems
         self.cured: set[str] = set()  # Why the service was asked to end.
 
     def run(self, engine: Engine, stopping: threading.Event) -> None:
@@ -231,11 +230,10 @@ class _TableWatch:
 
     def _look(self, engine: Engine) -> set[str]:
         """Tell what is lacking now; return the tables that are left out for nothing."""
-        # The cure of a table that is left out may be in tables.yaml; it may be declared no more.
-        declared = Deployment.load(self._deployment.project).registry.tables_of(self._source) if self._left_out else {}
-        again = {t: declared[t] for t in self._left_out if t in declared}
-        name = self._deployment.part_name(self._source)
-        lacking = by_table(inspect_tables(engine, {**self._captured, **again}, name=name))
+        # As tables.yaml is now, for the cure may be there, or the slip. A table may be declared no more.
+        declared = Deployment.load(self._deployment.project).registry.tables_of(self._source)
+        looked_at = {t: declared[t] for t in (*self._captured, *self._left_out) if t in declared}
+        lacking = by_table(inspect_tables(engine, looked_at, name=self._deployment.part_name(self._source)))
         told = {t: left_out_problem(f) if t in self._left_out else captured_problem(f) for t, f in lacking.items()}
         self._problems.of_tables(told, left_out=self._left_out)
         return self._left_out - lacking.keys()

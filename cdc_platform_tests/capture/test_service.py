@@ -190,7 +190,8 @@ def test_a_captured_table_that_may_not_be_read_any_more_goes_on_and_a_new_one_is
     execute(
         capture.engine,
         "CREATE TABLE items (id int PRIMARY KEY); ALTER TABLE items REPLICA IDENTITY FULL;"
-        "INSERT INTO items VALUES (1);DROP PUBLICATION IF EXISTS cdc_served_shop; CREATE PUBLICATION cdc_served_shop FOR TABLE orders, items WITH "
+        "INSERT INTO items VALUES (1); DROP PUBLICATION IF EXISTS cdc_served_shop;"
+        "CREATE PUBLICATION cdc_served_shop FOR TABLE orders, items WITH "
         "(publish_via_partition_root = true, publish_generated_columns = stored); GRANT SELECT ON orders TO capturer",
     )
     items = ", items: {source: shop.public.items, key: [id], owners: ['team:t']}}"

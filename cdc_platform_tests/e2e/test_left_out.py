@@ -196,7 +196,6 @@ def test_a_captured_table_that_lost_a_column_which_tables_yaml_names_goes_on_int
     shop.stack.restart("sink")
     assert cli(shop.deployment.project, "reload", "odd").returncode == 0
     lands(shop, "odd")
-    shop.stack.restart(CAPTURE)
     is_well(shop)
 
 
