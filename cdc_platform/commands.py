@@ -20,12 +20,13 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print a list of {source, where, what, action}.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of {source, table, where, what, action}.")
 @click.pass_obj
 def doctor(project: Path | None, as_json: bool) -> None:
     """Look the sources over: everything that capture needs and does not find, with its cure.
 
-    Without --json, also how much WAL each source keeps for capture.
+    A `table` is one of tables.yaml, null for what concerns all of a source. Without --json, also how much WAL each
+    source keeps for capture.
 
     Exit codes: 0 nothing is lacking, 2 something is, 4 a source does not answer.
     """
@@ -35,7 +36,13 @@ def doctor(project: Path | None, as_json: bool) -> None:
 
     deployment = Deployment.load(project)
     lacking = [
-        {"source": source, **asdict(finding)}
+        {
+            "source": source,
+            "table": finding.table,
+            "where": finding.where,
+            "what": finding.what,
+            "action": finding.action,
+        }
         for source in deployment.registry.sources
         if deployment.registry.tables_of(source)
         for finding in look_over(deployment, source).findings

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from cdc_platform.deployment import CATALOG, Deployment
@@ -162,8 +163,8 @@ class Operations:
     def reload(self, name: str, *, within_s: float = _LOAD_BEGINS_WITHIN_S) -> int:
         """Have the running capture load this table anew, while all others stream on; return where the log has it.
 
-        Returns when the load has begun. Raises ConfigError when no capture of the source runs here, UnavailableError
-        when none begins: it is asked for all the same, and may come yet.
+        Returns when the load has begun. Raises ConfigError when no capture of the source runs here, or it leaves
+        the table out, UnavailableError when none begins: it is asked for all the same, and may come yet.
         """
         from cdc_platform.capture.service import request_load
         from cdc_platform.capture.settings import collection_pattern
@@ -179,8 +180,15 @@ class Operations:
                 action="Start it: `cdc-platform up`, or cure what `cdc-platform status` shows of it; then run this "
                 "again",
             )
+        if (problem := self._left_out(name)) is not None:
+            raise ConfigError(
+                f"capture leaves `{name}` out, so nothing can load it: {problem.rstrip('.')}",
+                where=service,
+                action="Do that; this command is not needed then",
+            )
         before = newest_load_begin(folder)
-        request_load(self.deployment.signals_file(table.source_name), [collection_pattern(table)])
+        signals = self.deployment.signals_file(table.source_name)
+        request_load(self.engine(name), signals, [collection_pattern(table)])
         give_up = time.monotonic() + within_s
         while (begun := newest_load_begin(folder)) == before or begun is None:
             if time.monotonic() > give_up:
@@ -215,10 +223,22 @@ class Operations:
                     spark=spark,
                     measures=measures,
                 )
-                return converge(
+                verdict = converge(
                     lambda: read_cut(engine, schema=table.source_schema, table=table.source_table, measures=measures),
                     compared,
                     within_s=table.convergence.within.total_seconds(),
                 )
         except CdcError as error:
             return Verdict("unknown", str(error), 0.0)
+        if verdict.outcome == "unknown" and (problem := self._left_out(name)) is not None:
+            return replace(verdict, reason=f"{verdict.reason}; {problem.rstrip('.')}")
+        return verdict
+
+    def _left_out(self, name: str) -> str | None:
+        """Why the capture that runs here leaves the table out; None: it does not, or none runs."""
+        from cdc_platform.stack.report import is_at_work, read_report
+
+        run_dir, service = self.deployment.state / "run", f"capture-{self.deployment.table(name).source_name}"
+        if not is_at_work(run_dir, service):
+            return None
+        return read_report(run_dir, service).get("left_out", {}).get(name)

@@ -6,8 +6,8 @@ which convergence and a changed key need; a slot that is lost or gone after a ca
 passed unseen, so only a new initial load makes the table whole again.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -54,11 +54,18 @@ GROUP BY i.indexrelid
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that capture needs and the source does not give."""
+    """Something that capture needs and the source does not give.
+
+    `log_stays_true` where a table that is captured already may go on with it: each of its changes still comes to the
+    change log whole and as it was, and landing stops by itself, or keeps dead letters, where it can't follow. It is
+    said only where that was read in the code or seen; a table that is left out instead loses nothing but time.
+    """
 
     where: str
     what: str
     action: str
+    table: str | None = None  # Its name in tables.yaml; None: all of the source's tables are concerned.
+    log_stays_true: bool = False
 
     def as_error(self) -> ConfigError:
         """As the error that stops capture."""
@@ -86,10 +93,20 @@ def inspect(engine: Engine, tables: Mapping[str, Table], *, name: str, captured_
         findings += _server(connection, engine, name)
         for table_name, table in tables.items():
             columns[table_name], lacking = _table(connection, table_name, table, publication=name)
-            findings += lacking
+            findings += [replace(one, table=table_name) for one in lacking]
         for source in sorted({table.source_name for table in tables.values()}):
             findings += _slot(connection, engine, name, captured_lsn, source)
     return Inspection(columns, tuple(findings))
+
+
+def inspect_tables(engine: Engine, tables: Mapping[str, Table], *, name: str) -> tuple[Finding, ...]:
+    """What the tables alone lack: cheap, and right while capture runs (the slot then moves under whoever looks)."""
+    with connected(engine) as connection:
+        return tuple(
+            replace(one, table=table_name)
+            for table_name, table in tables.items()
+            for one in _table(connection, table_name, table, publication=name)[1]
+        )
 
 
 def _server(connection: Connection, engine: Engine, slot: str) -> list[Finding]:
@@ -175,7 +192,12 @@ def _table(
         findings.append(Finding(where, lack, "Declare the partitions as tables of their own, or leave it out"))
     if not found["readable"]:
         findings.append(
-            Finding(where, "the user may not read it", f"Run `GRANT SELECT ON {quoted} TO <user>` as an admin")
+            Finding(
+                where,
+                "the user may not read it",
+                f"Run `GRANT SELECT ON {quoted} TO <user>` as an admin",
+                log_stays_true=True,  # The stream needs no SELECT.
+            )
         )
     if not (found["published"] or found["owned"]):
         findings.append(
@@ -203,7 +225,12 @@ def _column(where: str, quoted: str, row: CatalogColumn) -> list[Finding]:
     findings: list[Finding] = []
     if column.startswith("__cdc_"):
         findings.append(
-            Finding(where, f"column `{column}` has a name that the platform keeps", "Rename it at the source")
+            Finding(
+                where,
+                f"column `{column}` has a name that the platform keeps",
+                "Rename it at the source",
+                log_stays_true=True,
+            )
         )
     if home(kind) is None:
         through = "" if kind == row.written else f" ({kind})"
@@ -240,7 +267,7 @@ def _policy(where: str, table: Table, column: SourceColumn) -> list[Finding]:
     try:
         policy = policy_of(column, table.landing.types)
     except ConfigError as error:
-        return [Finding(where, error.what, error.action)]
+        return [Finding(where, error.what, error.action, log_stays_true=True)]
     if column.name in table.key and policy in {"null", "clamp"}:
         return [
             Finding(
@@ -273,7 +300,8 @@ def _publishes_generated(connection: Connection, where: str, publication: str) -
 def _key(connection: Connection, where: str, quoted: str, table: Table, rows: list[CatalogColumn]) -> list[Finding]:
     names = [row.column.name for row in rows]
     if unknown := [k for k in table.key if k not in names]:
-        return [Finding(where, f"key column `{unknown[0]}` does not exist", f"Use some of: {', '.join(names)}")]
+        lack = f"key column `{unknown[0]}` does not exist"
+        return [Finding(where, lack, f"Use some of: {', '.join(names)}", log_stays_true=True)]
     unique = connection.execute(text(_UNIQUE), {"schema": table.source_schema, "table": table.source_table}).scalars()
     if sorted(table.key) not in [sorted(columns) for columns in unique]:
         listed = ", ".join(table.key)
@@ -296,6 +324,7 @@ def _key(connection: Connection, where: str, quoted: str, table: Table, rows: li
                     where,
                     f"key column `{column.name}` may be NULL",
                     f"Run `ALTER TABLE {quoted} ALTER {column.name} SET NOT NULL`",
+                    log_stays_true=True,  # A record without its key is a dead letter.
                 )
             )
         found = home(column.type)
@@ -340,7 +369,7 @@ def _declared(where: str, table: Table, columns: Mapping[str, SourceColumn]) -> 
                     "Count a text, varchar, enum, uuid, integer or boolean column",
                 )
             )
-    return findings
+    return [replace(one, log_stays_true=True) for one in findings]  # Capture has no use for these columns' names.
 
 
 def _slot(connection: Connection, engine: Engine, slot: str, captured_lsn: int | None, source: str) -> list[Finding]:
@@ -375,8 +404,13 @@ def unpublished(engine: Engine, name: str, tables: Mapping[str, Table]) -> set[s
     return {n for n, t in tables.items() if (t.source_schema, t.source_table) not in published}
 
 
-def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -> None:
-    """Make the publication that we own hold exactly these tables. Raises ConfigError with the SQL to run as admin."""
+def ensure_publication(
+    engine: Engine, name: str, tables: Mapping[str, Table], *, left_out: Collection[Table] = ()
+) -> None:
+    """Make the publication that we own hold exactly these tables. Raises ConfigError with the SQL to run as admin.
+
+    What it holds of `left_out` may stay where it is another's to take out: Debezium passes over it.
+    """
     with connected(engine) as connection:
         listed = ", ".join(sorted(_quoted(connection, t) for t in tables.values()))
         publication = engine.dialect.identifier_preparer.quote(name)
@@ -386,7 +420,9 @@ def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -
         exists = connection.execute(
             text("SELECT 1 FROM pg_publication WHERE pubname = :p"), {"p": name}
         ).scalar_one_or_none()
-        if {(t.source_schema, t.source_table) for t in tables.values()} == _published(connection, name):
+        wanted = {(t.source_schema, t.source_table) for t in tables.values()}
+        published = _published(connection, name)
+        if wanted == published:
             return
         sql = (
             f"ALTER PUBLICATION {publication} SET TABLE {listed}"
@@ -397,6 +433,8 @@ def ensure_publication(engine: Engine, name: str, tables: Mapping[str, Table]) -
             connection.execute(text(sql))
             connection.commit()
         except DBAPIError as error:
+            if wanted <= published <= wanted | {(t.source_schema, t.source_table) for t in left_out}:
+                return
             raise ConfigError(
                 f"the publication can't be set up ({type(error.orig).__name__})",
                 where=f"{address(engine)}, publication {name}",

@@ -5,7 +5,9 @@ Belongs here: emitting, and the prefixes by which capture knows them. Does not: 
 """
 
 import json
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -23,6 +25,16 @@ def emit_cut(engine: Engine, cut_id: str) -> None:
     Raises UnavailableError where that is not allowed: on a standby, or to a role without EXECUTE.
     """
     _emit(engine, CUT_PREFIX, cut_id)
+
+
+def wake(engine: Engine) -> None:
+    """Send a cut that nobody asks for, so that a stream which has just begun does what it was asked for.
+
+    Debezium looks for its place until a first record comes behind it, and begins no load before (seen, 3.6.3): on a
+    quiet source that may be hours. Where no message may be emitted, the source's next change does it.
+    """
+    with suppress(UnavailableError):
+        emit_cut(engine, f"wake {uuid.uuid4().hex}")
 
 
 def emit_replay(engine: Engine, table: str, record: Mapping[str, object]) -> None:

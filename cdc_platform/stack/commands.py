@@ -44,7 +44,7 @@ def up(project: Path | None, detach: bool) -> None:
     Stays in the foreground, where Ctrl-C stops everything. A service that is not ready within 180 seconds
     does not stop the others: its error is shown and it is tried again and again, so that it goes on once
     its cause is gone. With --detach the command then ends with that error's exit code, and the stack stays
-    up to be looked at.
+    up to be looked at. What a ready service leaves out is shown, and changes no exit code.
 
     Exit codes: 0 all ready (or stopped by Ctrl-C), 2 already running or wrong configuration, 4 not ready.
     """
@@ -82,6 +82,9 @@ def _start(stack: Stack) -> CdcError | None:
     except CdcError as error:
         _warn(str(error))
         return error
+    for one in stack.status():
+        if one.state == "impaired":
+            _warn(f"{one.service}: {one.detail}")
     return None
 
 
@@ -140,6 +143,7 @@ def status(project: Path | None, as_json: bool) -> None:
       log_end  by table, the position after the newest record of its change log
       slot     {retained_bytes, unconfirmed_bytes, wal_status, safe_bytes, active, inactive_s}, the WAL that
                the source keeps for it; null when the source does not answer
+      left_out the tables that it does not capture, each with why and what to do
 
     Facts of `sink`:
       tables   by table, {window, log_position} of its newest commit

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from cdc_platform.changelog.segments import SegmentLog
+from cdc_platform.changelog.log import LOAD_END
+from cdc_platform.changelog.segments import SegmentLog, newest_marker
 from cdc_platform.source.postgres import connected, source_engine
 from cdc_platform.source.slot import read_slot
 from cdc_platform_tests.e2e.source_rows import until
@@ -51,13 +52,16 @@ class Capture:
     def __init__(self, project: Path, url: str, engine: Engine) -> None:
         self.project, self.engine = project, engine
         (project / "tables.yaml").write_text(TABLES)
-        self._environment = os.environ | {"SHOP_URL": url.replace("+psycopg", "")}
+        self.url = url.replace("+psycopg", "")
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
         with (self.project / "log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, str(self.project)], env=self._environment, stdout=log, stderr=log
+                [sys.executable, "-c", SCRIPT, str(self.project)],
+                env=os.environ | {"SHOP_URL": self.url},
+                stdout=log,
+                stderr=log,
             )
 
     @property
@@ -170,3 +174,43 @@ def test_it_ends_in_order_while_it_holds_and_loses_nothing(capture: Capture) -> 
     (capture.project / "full").unlink()
     capture.process = capture.start()
     until(lambda: capture.ops[-1] == "c", "what was held did not come again", within_s=40)
+
+
+def test_a_captured_table_that_may_not_be_read_any_more_goes_on_and_a_new_one_is_left_out(
+    capture: Capture, postgres: str
+) -> None:
+    """Streaming needs no SELECT; a load does. The user publishes what others own: it stays published."""
+    capture.process.kill()  # It has just begun, as another role.
+    capture.process.wait()
+    execute(
+        capture.engine,
+        "DROP ROLE IF EXISTS capturer; CREATE ROLE capturer LOGIN REPLICATION PASSWORD 'x';"
+        "CREATE TABLE items (id int PRIMARY KEY); ALTER TABLE items REPLICA IDENTITY FULL;"
+        "INSERT INTO items VALUES (1); DROP PUBLICATION IF EXISTS cdc_served_shop;"
+        "CREATE PUBLICATION cdc_served_shop FOR TABLE orders, items WITH "
+        "(publish_via_partition_root = true, publish_generated_columns = stored); GRANT SELECT ON orders TO capturer",
+    )
+    items = ", items: {source: shop.public.items, key: [id], owners: ['team:t']}}"
+    (capture.project / "tables.yaml").write_text(TABLES.rstrip().removesuffix("}") + items)
+    server = postgres.split("@", maxsplit=1)[1]
+    capture.url = f"postgresql://capturer:x@{server}/served"
+    capture.process = capture.start()
+    until(lambda: capture.ops[-1:] == [LOAD_END], "no load", within_s=40)
+    assert list(capture.report["left_out"]) == ["items"]
+    assert "the user may not read it; this table alone is not captured until then" in capture.report["problems"][0]
+
+    execute(capture.engine, "REVOKE SELECT ON orders FROM capturer; GRANT SELECT ON items TO capturer")
+    until(lambda: capture.process.poll() == 4, "it did not end for the cure", within_s=60)
+    assert "nothing is lacking any more of items" in capture.report["error"]["what"]
+    capture.process = capture.start()
+    until(lambda: "ready_at" in capture.report, "not ready", within_s=40)
+    assert capture.report["left_out"] == {}
+    [problem] = capture.report["problems"]
+    assert problem.endswith("the user may not read it. Run `GRANT SELECT ON public.orders TO <user>` as an admin.")
+    execute(capture.engine, "INSERT INTO orders VALUES (1, 'a')")
+    until(lambda: capture.ops[-1] == "c", "it did not go on", within_s=40)
+    folder = capture.project / ".cdc-platform/changelog/items"
+    until(lambda: newest_marker(folder) == LOAD_END, "the other was not loaded", within_s=40)
+    execute(capture.engine, "GRANT SELECT ON orders TO capturer")
+    until(lambda: capture.report["problems"] == [], "a cured problem is still told", within_s=30)
+    assert capture.end() == 0

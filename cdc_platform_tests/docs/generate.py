@@ -231,7 +231,7 @@ def types_page() -> str:
         *_TYPE_RULES,
         "## Refused",
         "",
-        "`cdc-platform doctor` refuses a table with a column of such a type, and so does capture at its start: leave "
+        "`cdc-platform doctor` names a table with a column of such a type, and capture leaves it out: leave "
         "the table out, or make the column `text`.",
         "",
         *refused,

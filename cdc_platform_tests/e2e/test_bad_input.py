@@ -59,6 +59,10 @@ def test_a_replica_identity_that_is_not_full(running_stack: RunningStack, stack:
     until(says(stack, "REPLICA IDENTITY is not FULL", "ALTER TABLE public.orders REPLICA IDENTITY FULL"), "not said")
     assert cli(running_stack.deployment.project, "status").returncode == 4
     new_order(running_stack, 900_001)
+    execute(running_stack.operations, "UPDATE order_items SET quantity = quantity + 1 WHERE order_id = 5")
+    assert running_stack.operations.converge("order_items", "landing").outcome == "converged"  # The others go on.
+    left_out = running_stack.operations.converge("orders", "landing")
+    assert (left_out.outcome, "this table alone is not captured until then" in left_out.reason) == ("unknown", True)
     execute(running_stack.operations, "ALTER TABLE orders REPLICA IDENTITY FULL")
     recovered(running_stack, stack)
 
@@ -149,6 +153,7 @@ def test_a_table_added_to_a_running_deployment_is_one_entry(running_stack: Runni
     with declared(project, "books", entry):
         stack.restart(CAPTURE)
         until(says(stack, "key column `nr` does not exist", "Use some of: isbn, title"), "not said")
+        assert list(capture(stack).facts["left_out"]) == ["books"]
     with declared(project, "books", entry | {"key": ["isbn"]}):
         stack.restart(CAPTURE)
         stack.restart("sink")

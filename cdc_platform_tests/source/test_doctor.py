@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from cdc_platform.errors import ConfigError, UnavailableError
 from cdc_platform.registry.model import Table
-from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect, unpublished
+from cdc_platform.source.doctor import drop_slot, ensure_publication, inspect, inspect_tables, unpublished
 from cdc_platform.source.messages import emit_cut
 from cdc_platform.source.postgres import connected, source_engine
 from cdc_platform.source.state import Measures, read_cut
@@ -172,6 +172,67 @@ def test_each_lack_is_named_with_its_cure(
     [(found, cure)] = lacks(engine, table(**declared))
     assert what in found
     assert action in cure
+
+
+# Each kind of lack of a table: whether one that is captured already may go on with it.
+GOES_ON: list[tuple[str, dict[str, Any], bool]] = [
+    ("DROP TABLE orders", {}, False),
+    ("ALTER TABLE orders REPLICA IDENTITY DEFAULT", {}, False),
+    ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", {}, False),  # Two rows of the source would be one in landing.
+    ("SELECT 1", {"key": ["id", "status"]}, False),
+    ("ALTER TABLE orders ADD waits interval[]", {}, False),
+    ("ALTER TABLE orders ADD bits bit[]", {}, False),  # The engine would end on its first value.
+    ("ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) VIRTUAL", {}, False),  # It refuses updates.
+    (
+        f"ALTER TABLE orders ADD twice bigint GENERATED ALWAYS AS (id * 2) STORED; CREATE PUBLICATION {SLOT} FOR "
+        "TABLE orders WITH (publish_via_partition_root = true)",
+        {},
+        False,
+    ),
+    (
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey; ALTER TABLE orders ADD k jsonb PRIMARY KEY",
+        {"key": ["k"]},
+        False,
+    ),
+    (
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey; ALTER TABLE orders ADD k date PRIMARY KEY",
+        {"key": ["k"], "landing": {"types": {"column.k": "null"}}},
+        False,  # Two keys would become one.
+    ),
+    ("SELECT 1", {"key": ["nr"]}, True),
+    ("ALTER TABLE orders DROP id", {}, True),  # The sink stops at the marker in the log.
+    (
+        "ALTER TABLE orders DROP CONSTRAINT orders_pkey; ALTER TABLE orders ALTER id DROP NOT NULL; "
+        "CREATE UNIQUE INDEX ON orders (id)",
+        {},
+        True,  # A dead letter.
+    ),
+    ("ALTER TABLE orders ADD __cdc_op text", {}, True),
+    ("SELECT 1", {"landing": {"types": {"column.total": "clamp"}}}, True),
+    ("SELECT 1", {"convergence": {"sums": ["gone"]}}, True),
+    ("SELECT 1", {"convergence": {"distribution": "total"}}, True),
+    ("SELECT 1", {"curated": {"contract": ["gone"]}}, True),
+]
+
+
+@pytest.mark.parametrize(("break_it", "declared", "goes_on"), GOES_ON)
+def test_each_lack_names_its_table_and_whether_a_captured_one_may_go_on(
+    engine: Engine, break_it: str, declared: dict[str, Any], goes_on: bool
+) -> None:
+    run(engine, *break_it.split("; "), "CREATE TABLE good (id int PRIMARY KEY)")
+    run(engine, "ALTER TABLE good REPLICA IDENTITY FULL")
+    tables = {"good": table(source="shop.public.good"), "bad": table(**declared)}
+    found = inspect(engine, tables, name=SLOT, captured_lsn=None).findings
+    assert {f.table for f in found} == {"bad"}
+    assert all(f.log_stays_true for f in found) is goes_on
+    assert inspect_tables(engine, tables, name=SLOT) == found
+
+
+def test_a_lack_of_the_server_names_no_table(engine: Engine) -> None:
+    run(engine, "CREATE TYPE nothing AS ENUM ()")
+    [found] = inspect(engine, {"orders": table()}, name=SLOT, captured_lsn=None).findings
+    assert found.table is None
+    assert inspect_tables(engine, {"orders": table()}, name=SLOT) == ()
 
 
 @pytest.mark.parametrize("kind", ["inet", "interval", "date", "timestamptz"])
@@ -374,6 +435,23 @@ def test_a_publication_that_we_may_not_make_says_what_an_admin_has_to_run(engine
     ensure_publication(engine, SLOT, {"o": table()})
     run(engine, "GRANT SELECT ON orders TO reader", "ALTER ROLE reader REPLICATION")
     assert lacks(reader) == []
+
+
+def test_what_another_has_published_may_stay_published_while_it_is_left_out(engine: Engine, postgres: str) -> None:
+    """But not what is declared no more: it could be declared again, and nothing would tell of the time between."""
+    run(engine, "DROP ROLE IF EXISTS publishes", "CREATE ROLE publishes LOGIN PASSWORD 'x'")
+    reader = source_engine(f"{postgres}/shop".replace(postgres.split("//")[1].split("@", maxsplit=1)[0], "publishes:x"))
+    run(engine, "CREATE TABLE items (id int PRIMARY KEY)")
+    items = table(source="shop.public.items")
+    ensure_publication(engine, "p", {"o": table(), "i": items})
+    ensure_publication(reader, "p", {"o": table()}, left_out=[items])
+    assert unpublished(engine, "p", {"i": items}) == set()
+    with pytest.raises(ConfigError, match="publication can't be set up"):
+        ensure_publication(reader, "p", {"o": table()})
+    ensure_publication(engine, "p", {"o": table()}, left_out=[items])
+    assert unpublished(engine, "p", {"i": items}) == {"i"}
+    with pytest.raises(ConfigError, match="publication can't be set up"):
+        ensure_publication(reader, "p", {"o": table(), "i": items})
 
 
 def test_a_cut_holds_what_is_committed_and_not_what_runs(engine: Engine) -> None:
