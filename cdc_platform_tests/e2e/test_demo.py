@@ -33,7 +33,10 @@ def test_status_shows_every_service_ready_with_its_memory(running_stack: Running
 
 def test_the_doctor_finds_nothing_lacking_in_a_stack_that_runs(running_stack: RunningStack) -> None:
     answer = cli(running_stack.deployment.project, "doctor")
-    assert (answer.returncode, answer.stdout) == (0, "Nothing is lacking.\n")
+    lacking, slot = answer.stdout.splitlines()
+    assert (answer.returncode, lacking) == (0, "Nothing is lacking.")
+    assert slot.startswith("Replication slot cdc_bookshop_bookshop: ")
+    assert "status reserved, read now" in slot
 
 
 def test_no_other_user_of_the_machine_reads_the_rows(running_stack: RunningStack) -> None:
