@@ -402,11 +402,17 @@ def test_a_slot_that_was_made_anew_is_ahead_of_where_capture_ended(engine: Engin
         ("CREATE UNIQUE INDEX ON orders (id) WHERE total > 0", False),
         ("CREATE UNIQUE INDEX ON orders ((id + 1))", False),
         ("CREATE INDEX ON orders (id)", False),
+        # Within one transaction two rows may exchange such a key, and no order of their events tells which stays.
+        ("ALTER TABLE orders ADD UNIQUE (id) DEFERRABLE", False),
     ],
 )
 def test_a_key_is_what_a_whole_unique_index_is_on(engine: Engine, index: str, is_key: bool) -> None:
     run(engine, "ALTER TABLE orders DROP CONSTRAINT orders_pkey", index)
-    assert ([] if is_key else ["no primary key or unique index is on exactly (id)"]) == [w for w, _ in lacks(engine)]
+    found = [what for what, _ in lacks(engine)]
+    assert len(found) == (not is_key)
+    assert all(
+        what.startswith("no primary key or unique index is on exactly (id), or it is DEFERRABLE") for what in found
+    )
 
 
 def test_the_publication_becomes_exactly_the_declared_tables(engine: Engine) -> None:
