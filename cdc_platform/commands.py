@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cdc_platform.deployment import Deployment
-from cdc_platform.errors import UnavailableError
+from cdc_platform.errors import CdcError, UnavailableError
 from cdc_platform.operations import Operations, Stage
 
 _DIVERGED, _UNAVAILABLE = 3, 4
@@ -145,8 +145,18 @@ def check(project: Path | None, table: str, as_json: bool) -> None:
                 click.echo(f"  {d.measure}: source {d.expected}, {stage} {d.found}")
     if as_json:
         click.echo(json.dumps(results))
+    elif results["landing"]["outcome"] != "converged" and (letters := _open_letters(operations, table)):
+        click.echo(f"{letters} dead letters are open, which landing lacks: `cdc-platform dead-letters list {table}`")
     outcomes = {r["outcome"] for r in results.values()}
     sys.exit(_DIVERGED if "diverged" in outcomes else _UNAVAILABLE if "unknown" in outcomes else 0)
+
+
+def _open_letters(operations: Operations, table: str) -> int:
+    """How many, 0 when they can't be read: the comparison has its own word."""
+    try:
+        return len(operations.letters(table))
+    except CdcError:
+        return 0
 
 
 @click.command()

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CdcError, CommitUnknownError, ConflictError, UnavailableError
+from cdc_platform.errors import CdcError, CommitUnknownError, ConflictError, InvariantError, UnavailableError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +113,11 @@ class Spark:
                 ) from error
             if any(sign in message for sign in _GONE):
                 raise self._no_answer(sql) from error
-            raise
+            raise InvariantError(
+                f"Spark refuses the statement ({message.splitlines()[0] if message else type(error).__name__})",
+                where=_head(sql),
+                action="Look at the table's columns and at Spark's log (`cdc-platform logs spark`), and report it",
+            ) from error
         except RpcError as error:
             raise self._no_answer(sql) from error
 

@@ -297,13 +297,13 @@ class Decoder:
         )
         deleted = pc.equal(op, "d")
         row: dict[str, Any] = {}
-        for name, reader in self.readers.items():
-            value = reader.convert(pc.struct_field(after, name))
+        for name in self.readers:
+            value = self._convert(name, pc.struct_field(after, name))
             if name in self.key and pc.any(deleted).as_py():
-                value = pc.if_else(deleted, reader.convert(pc.struct_field(before, name)), value)
+                value = pc.if_else(deleted, self._convert(name, pc.struct_field(before, name)), value)
             row[name] = value
         for name in self._routed_by:
-            row[WAS_PREFIX + name] = self.readers[name].convert(pc.struct_field(before, name))
+            row[WAS_PREFIX + name] = self._convert(name, pc.struct_field(before, name))
         changes = _joined(control, row)
         is_message = pc.equal(op, "m")
         if pc.any(is_message).as_py():
@@ -313,6 +313,15 @@ class Decoder:
             if pc.any(pc.and_(pc.is_null(changes[name]), pc.not_equal(changes[OP], "t"))).as_py():
                 raise ValueError("a key column has no value")
         return self._with_moved_keys(changes, before)
+
+    def _convert(self, name: str, values: "pa.Array") -> "pa.Array":
+        import pyarrow as pa
+
+        reader = self.readers[name]
+        try:
+            return reader.convert(values)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
+            raise ValueError(f"column `{name}`: it does not fit {reader.iceberg}") from error
 
     def _op(self, kind: "pa.Array", before: "pa.Array", after: "pa.Array") -> "pa.Array":
         """The kind of each record as c, u, d, r, t or m. Raises ValueError for one that is not in the map."""
@@ -338,7 +347,7 @@ class Decoder:
         updated = pc.equal(changes[OP].combine_chunks(), "u")
         if not pc.any(updated).as_py():
             return changes
-        olds = {name: self.readers[name].convert(pc.struct_field(before, name)) for name in self.key}
+        olds = {name: self._convert(name, pc.struct_field(before, name)) for name in self.key}
         moved: Any = None
         for name, old in olds.items():
             differs = pc.fill_null(pc.not_equal(old, changes[name].combine_chunks()), False)

@@ -94,6 +94,12 @@ class Convergence(_Declared):
     within: Duration = Field(default=timedelta(seconds=60), description="Polled this long before giving up.")
 
 
+def _null_in_words(value: object) -> object:
+    if value is None:
+        raise ValueError('the policy null is a word here: write it in quotes, "null"')
+    return value
+
+
 class ChangeType(_Declared):
     """Where a record says what kind of change it is, and in which words."""
 
@@ -134,10 +140,14 @@ class Landing(_Declared):
         default=timedelta(hours=1), description="An idle table's position is committed again after this time."
     )
     dead_letters_max_share: float = Field(
-        default=0.01, ge=0, le=1, description="Dead letters among the newest events that stop the table's sink."
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of dead letters among the newest 10,000 events that stops the table's sink; fewer than "
+        "1,000 events count as 1,000, so that one letter among a few events stops nothing.",
     )
     change_type: ChangeType = ChangeType()
-    types: dict[str, Policy] = Field(
+    types: dict[str, Annotated[Policy, BeforeValidator(_null_in_words)]] = Field(
         default={},
         description="What becomes of a value that its landing type can't hold, by type family (`numeric`, `date`, "
         "`timestamp`, `timestamptz`, `array`) or, before that, by `column.<name>`. Each family's choices and its "

@@ -24,6 +24,19 @@ from cdc_platform.source.types import SourceColumn, base, home, iceberg_type, po
 _AHEAD_BYTES_MAX = 1024
 # PostgreSQL, the change log and Spark spell values of these types alike. Not so a date, a blank-padded character(n),
 # an inet or an interval.
+_MOMENTS = {"timestamp without time zone", "timestamp with time zone"}
+# Which types Iceberg's transforms take (spec, "Partition Transforms"), of those that can have a home.
+_TRANSFORMS = {
+    "year": {"date", *_MOMENTS},
+    "month": {"date", *_MOMENTS},
+    "day": {"date", *_MOMENTS},
+    "hour": _MOMENTS,
+    "truncate": {"smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "enum"},
+    "bucket": {
+        *("smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid", "bytea", "enum", "date"),
+        *_MOMENTS,
+    },
+}
 _SPELT_ALIKE = {"text", "name", "enum", "character varying", "uuid", "smallint", "integer", "bigint", "boolean"}
 # Debezium reads every type of the database at its start, and ends on one that is an enumeration without labels of its
 # own (a NullPointerException; seen, 3.6.3).
@@ -346,6 +359,8 @@ def _declared(where: str, table: Table, columns: Mapping[str, SourceColumn]) -> 
         ("convergence.sums", table.convergence.sums),
         ("convergence.distribution", distribution),
         ("curated.contract", table.curated.contract),
+        ("landing.partition_by", table.named_columns["landing.partition_by"]),
+        ("landing.types", table.named_columns["landing.types"]),
     ):
         findings += [
             Finding(
@@ -367,6 +382,17 @@ def _declared(where: str, table: Table, columns: Mapping[str, SourceColumn]) -> 
                     where,
                     f"`convergence.distribution` names `{n}`, a {columns[n].type}",
                     "Count a text, varchar, enum, uuid, integer or boolean column",
+                )
+            )
+    for field in table.landing.partition_by:
+        kind, _, rest = field.partition("(")
+        column = columns.get(table.landing.partition_columns[table.landing.partition_by.index(field)])
+        if rest and column is not None and base(column.type) not in _TRANSFORMS[kind]:
+            findings.append(
+                Finding(
+                    where,
+                    f"`landing.partition_by` has {field}, and `{column.name}` is a {column.type}",
+                    f"`{kind}` is for {', '.join(sorted(_TRANSFORMS[kind]))}; use another transform or column",
                 )
             )
     return [replace(one, log_stays_true=True) for one in findings]  # Capture has no use for these columns' names.

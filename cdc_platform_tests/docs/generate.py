@@ -94,7 +94,7 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     elif get_origin(annotation) in {typing.Union, types.UnionType}:
         return _type(next(a for a in get_args(annotation) if a is not type(None)), metadata)
     else:
-        kind = {timedelta: "duration", int: "integer", str: "text"}.get(annotation, str(annotation))
+        kind = {timedelta: "duration", int: "integer", float: "number", str: "text"}.get(annotation, str(annotation))
     bounds = [_bound(m) for m in metadata]
     if kind == "text" and any(_pattern_of(m) == _pattern(model.Name) for m in metadata):
         return "name"

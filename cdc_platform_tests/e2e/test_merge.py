@@ -9,6 +9,7 @@ from cdc_platform.hops.contract import Contract, create_sql, difference_sql, mer
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.lake.spark import Spark
 from cdc_platform_tests.conftest import RunningStack
+from cdc_platform_tests.e2e.source_rows import execute, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("by_hand")]
 COLUMNS = (Column("id", "int", True), Column("status", "string", False), Column("note", "string", False))
@@ -73,3 +74,29 @@ def test_a_key_that_stands_twice_upstream_is_counted_before_a_merge_would_insert
     put(spark, SOURCE, (1, "a", None), (1, "b", None), (2, "a", None))
     [counts] = spark.rows(difference_sql(CONTRACT, source=SOURCE, target=TARGET))
     assert counts["doubled_keys"] == 1
+
+
+def test_curated_follows_columns_that_come_are_renamed_and_go(running_stack: RunningStack) -> None:
+    """Rows that do not change otherwise get the new column's values, and reads under the old columns are none."""
+    operations = running_stack.operations
+
+    def carried(change: str, expected: dict[str, object] | None) -> None:
+        execute(operations, f"ALTER TABLE order_items {change}")
+        execute(operations, "UPDATE order_items SET quantity = quantity WHERE order_id = 7")
+
+        def landed() -> bool:
+            landing = operations.landing("order_items")
+            names = {c.name for c in landing.columns} if landing else set()
+            return set(expected or ()) <= names and not ({"extra", "other"} - set(expected or ())) & names
+
+        until(landed, f"landing did not follow {change}")
+        operations.merge("order_items")
+        with operations.spark() as spark:
+            rows = spark.rows("SELECT * FROM lake.curated.order_items WHERE order_id = 7 ORDER BY line_no LIMIT 1")
+        assert {k: v for k, v in rows[0].items() if k in {"extra", "other"}} == (expected or {})
+
+    carried("ADD COLUMN extra integer", {"extra": None})
+    execute(operations, "UPDATE order_items SET extra = 5 WHERE order_id = 7")
+    carried("RENAME extra TO other", {"other": 5})
+    carried("DROP other", None)
+    assert operations.converge("order_items", "curated").outcome == "converged"

@@ -116,6 +116,7 @@ def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
         ("{dates: clamp}", "`types` names `dates`, which is no family of types: use numeric, date, timestamp"),
         ("{numeric: clamp}", "`types.numeric` is `clamp`, allowed are: error, null, string"),
         ("{array: string}", "`types.array` is `string`, allowed are: error, null"),
+        ("{date: null}", 'the policy null is a word here: write it in quotes, "null"'),
         ("{date: skip}", "Input should be 'error', 'null', 'clamp' or 'string'"),
     ],
 )

@@ -395,6 +395,21 @@ def test_a_slot_that_was_made_anew_is_ahead_of_where_capture_ended(engine: Engin
 
 
 @pytest.mark.parametrize(
+    ("landing", "what"),
+    [
+        ({"partition_by": ["nope"]}, "`landing.partition_by` names column `nope`, which does not exist"),
+        ({"partition_by": ["day(status)"]}, "`landing.partition_by` has day(status), and `status` is a text"),
+        ({"partition_by": ["bucket(4, id)", "truncate(1, status)"]}, None),
+        ({"types": {"column.nope": "null"}}, "`landing.types` names column `nope`, which does not exist"),
+    ],
+)
+def test_columns_that_landings_policy_names_are_looked_up(
+    engine: Engine, landing: dict[str, Any], what: str | None
+) -> None:
+    assert [w for w, _ in lacks(engine, table(landing=landing))] == ([what] if what else [])
+
+
+@pytest.mark.parametrize(
     ("index", "is_key"),
     [
         ("CREATE UNIQUE INDEX ON orders (id) INCLUDE (status)", True),
