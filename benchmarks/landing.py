@@ -283,8 +283,11 @@ def _plot(file: Path, figures: dict[str, Any], commits_ms: list[tuple[float, flo
         bound = figures["parquet_bound_events_per_s"]["snapshot" if name == "snapshot" else "updates"]
         label = "JSON to Parquet with pyarrow alone" if i == 0 else None
         left.hlines(1e6 / bound, i - 0.4, i + 0.4, colors="black", linestyles="dashed", label=label)
-    left.set(title="Sink: time per event, by stage", ylabel="µs", ylim=(0, None))
-    left.legend(fontsize=8)
+        updates: dict[str, int] = figures["update_events_per_s"]
+        events_per_s = figures["snapshot_events_per_s"] if name == "snapshot" else updates[name]
+        left.annotate(f"{events_per_s:,} events/s", (i, base[i]), ha="center", va="bottom", fontsize=8)
+    left.set(title="Sink: time per event, by stage", ylabel="µs", ylim=(0, 1.35 * max(base)))
+    left.legend(fontsize=8, loc="upper center", ncols=3)
     at = range(1, len(commits_ms) + 1)
     half = _COMMITS // 2
     for clock, (name, color) in enumerate((("wall", "C0"), ("CPU", "C1"))):
