@@ -9,13 +9,13 @@ in `WHEN MATCHED AND` spares rows, not files.
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_platform.errors import ConfigError
 from cdc_platform.lake.snapshot import Column
 from cdc_platform.lake.spark import columns_sql, quoted, text
+from cdc_platform.lake.types import promotes
 
 _SPARK_TYPES = {
     "boolean": "BOOLEAN",
@@ -29,8 +29,6 @@ _SPARK_TYPES = {
     "timestamp": "TIMESTAMP_NTZ",
     "timestamptz": "TIMESTAMP",
 }
-_PROMOTIONS = {("int", "long"), ("float", "double")}
-_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def align_sql(target: str, columns: Sequence[Column], *, found: Sequence[Column]
     wanted = {c.name: c for c in columns}
     has = {c.name: c.type for c in found}
     retyped = {n for n, c in wanted.items() if n in has and has[n] != c.type}
-    promoted = {n for n in retyped if (has[n], wanted[n].type) in _PROMOTIONS or _wider(has[n], wanted[n].type)}
+    promoted = {n for n in retyped if promotes(has[n], wanted[n].type)}
     gone = [n for n in has if n not in wanted or n in retyped - promoted]
     come = [c for c in columns if c.name not in has or c.name in retyped - promoted]
     return [
@@ -125,11 +123,6 @@ def align_sql(target: str, columns: Sequence[Column], *, found: Sequence[Column]
         ),
         *(f"ALTER TABLE {target} ADD COLUMN {_field(target, c, key=())}" for c in come),
     ]
-
-
-def _wider(found: str, wanted: str) -> bool:
-    was, becomes = _DECIMAL.fullmatch(found), _DECIMAL.fullmatch(wanted)
-    return was is not None and becomes is not None and was[2] == becomes[2] and int(was[1]) <= int(becomes[1])
 
 
 def create_sql(target: str, columns: Sequence[Column], *, key: Sequence[str]) -> str:

@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, FencedError, UnavailableError
+from cdc_platform.errors import ConfigError, ConflictError, FencedError, UnavailableError
 from cdc_platform.faults import reach
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.snapshot import Column, TableHistory
+from cdc_platform.lake.types import promotes, pyiceberg_type
 from cdc_platform.landing.evolution import AddColumn, DropColumn, Evolution, RenameColumn, Step, WidenColumn
 from cdc_platform.landing.files import (
     PartitionField,
@@ -37,7 +38,7 @@ from cdc_platform.landing.files import (
     write_rows,
 )
 from cdc_platform.landing.position import EVENTS, POSITION_TAG, PROPERTY, LandingPosition, landing_position, sink_id
-from cdc_platform.landing.transaction import cached_transaction, row_delta
+from cdc_platform.landing.transaction import cached_transaction, row_delta, translated
 from cdc_platform.source.types import SourceColumn
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class LandingTable:
             return False
         fields = [
             NestedField(
-                i, c.name, _iceberg_type(c.type, len(columns) + i), required=c.name in self._key, doc=c.doc or None
+                i, c.name, pyiceberg_type(c.type, len(columns) + i), required=c.name in self._key, doc=c.doc or None
             )
             for i, c in enumerate(columns, 1)
         ]
@@ -178,16 +179,17 @@ class LandingTable:
         found = {c.name: c.type for c in self.landing_columns}
         wanted = {c.name: c.type for c in columns}
         retyped = {n for n, kind in wanted.items() if n in found and found[n] != kind}
-        promoted = {n for n in retyped if _promotes(found[n], wanted[n])}
+        promoted = {n for n in retyped if promotes(found[n], wanted[n])}
         anew = retyped - promoted
-        if touched := sorted(set(self._key) & (anew | (found.keys() - wanted.keys()))):
+        leaving = anew | (found.keys() - wanted.keys())
+        if touched := sorted(set(self._key) & leaving):
             raise ConfigError(
                 f"key column `{touched[0]}` became {wanted.get(touched[0], 'none')}, it was {found[touched[0]]}",
                 where=self.name,
                 action=f"Drop {self.name} and its curated table; the load goes on from the change log",
             )
         sources = {field.column for field in spec_fields(self._loaded)}
-        if touched := sorted(sources & (anew | (found.keys() - wanted.keys()))):
+        if touched := sorted(sources & leaving):
             raise ConfigError(
                 f"partition column `{touched[0]}` became {wanted.get(touched[0], 'none')}, it was {found[touched[0]]}",
                 where=self.name,
@@ -198,15 +200,15 @@ class LandingTable:
             return
 
         def away(update: "UpdateSchema") -> None:
-            for name in sorted(anew | (found.keys() - wanted.keys())):
+            for name in sorted(leaving):
                 update.delete_column((name,))
 
         def in_place(update: "UpdateSchema") -> None:
             for column in columns:
                 if column.name in anew or column.name not in found:
-                    update.add_column((column.name,), _iceberg_type(column.type), doc=column.doc or None)
+                    update.add_column((column.name,), pyiceberg_type(column.type), doc=column.doc or None)
                 elif column.name in promoted:
-                    update.update_column((column.name,), _iceberg_type(column.type))
+                    update.update_column((column.name,), pyiceberg_type(column.type))
 
         self.stage([away, in_place], source)
 
@@ -220,9 +222,9 @@ class LandingTable:
                 case RenameColumn(name, to):
                     update.rename_column((name,), to)
                 case WidenColumn(name, kind):
-                    update.update_column((name,), _iceberg_type(kind))
+                    update.update_column((name,), pyiceberg_type(kind))
                 case AddColumn(name, kind, doc):
-                    update.add_column((name,), _iceberg_type(kind), doc=doc or None)
+                    update.add_column((name,), pyiceberg_type(kind), doc=doc or None)
 
         self.stage([partial(change, step) for step in evolution.steps], evolution.columns)
 
@@ -301,27 +303,12 @@ class LandingTable:
 
     @contextmanager
     def _translated(self, files: "Sequence[DataFile]") -> Generator[None]:
-        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
-            yield
+            with translated(self.name):
+                yield
         except (ConflictError, FencedError):
             self.discard(files)
             raise
-        except CommitFailedException as error:
-            self.discard(files)
-            raise ConflictError(
-                "other writers won every attempt",
-                where=self.name,
-                action="This window is tried again by itself",
-            ) from error
-        except (SQLAlchemyError, OSError, CommitStateUnknownException) as error:
-            raise CommitUnknownError(
-                "the catalog gave no answer to a commit",
-                where=self.name,
-                action="The sink reads the table's position before it goes on; check the catalog",
-            ) from error
 
     def _apply(self, staged: _Staged, transaction: Any) -> None:
         for step in staged.steps:
@@ -434,7 +421,7 @@ class LandingTable:
                     action=f"Use some of: {', '.join(names)}",
                 )
             kind = next(c.type for c in columns if c.name == one.column)
-            if not _transform(one.transform).can_transform(_iceberg_type(kind)):
+            if not _transform(one.transform).can_transform(pyiceberg_type(kind)):
                 raise ConfigError(
                     f"`landing.partition_by` has {one.transform}({one.column}), which a {kind} can't have",
                     where=self.name,
@@ -457,29 +444,8 @@ def _update_schema(transaction: Any, step: SchemaStep) -> None:
         step(update)
 
 
-def _promotes(found: str, wanted: str) -> bool:
-    """Whether Iceberg v2 lets a column of one type become the other (specification, "Schema Evolution")."""
-    from pyiceberg.exceptions import ResolveError
-    from pyiceberg.schema import promote
-
-    try:
-        return promote(_iceberg_type(found), _iceberg_type(wanted)) == _iceberg_type(wanted)
-    except ResolveError:
-        return False
-
-
 def _stored(columns: Sequence[SourceColumn]) -> str:
     return json.dumps([asdict(c) for c in columns], separators=(",", ":"))
-
-
-def _iceberg_type(text: str, element_id: int = -1) -> Any:
-    """PyIceberg's type; it reads every type from its own text but a list's, whose element has an id."""
-    from pydantic import TypeAdapter
-    from pyiceberg.types import IcebergType, ListType
-
-    if text.startswith("list<"):
-        return ListType(element_id=element_id, element=_iceberg_type(text[5:-1]), element_required=False)
-    return TypeAdapter(IcebergType).validate_python(text)
 
 
 def _transform(text: str) -> Any:

@@ -17,13 +17,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cdc_platform.errors import CommitUnknownError, ConflictError, UnavailableError
+from cdc_platform.errors import ConflictError, UnavailableError
 from cdc_platform.lake.catalog import Lake, history_of
+from cdc_platform.lake.types import pyiceberg_type
 from cdc_platform.landing.files import write_rows
 from cdc_platform.landing.position import LOG_ID, LOG_POSITION
-from cdc_platform.landing.transaction import cached_transaction, row_delta
+from cdc_platform.landing.transaction import cached_transaction, row_delta, translated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +129,9 @@ class DeadLetters:
         if table is not None:
             return table
         self._lake.catalog.create_namespace_if_not_exists(NAMESPACE)
-        fields = [NestedField(i, name, kind, required=False) for i, (name, kind) in enumerate(_types(), 1)]
+        fields = [
+            NestedField(i, name, pyiceberg_type(kind), required=False) for i, (name, kind) in enumerate(_COLUMNS, 1)
+        ]
         return self._lake.catalog.create_table_if_not_exists(self.name, Schema(*fields), properties=_PROPERTIES)
 
     def _append(
@@ -142,9 +145,7 @@ class DeadLetters:
         expected: tuple[str, int] | None,
     ) -> None:
         import pyarrow as pa
-        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
         from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from sqlalchemy.exc import SQLAlchemyError
 
         now = datetime.now(UTC)
         rows = [
@@ -173,23 +174,13 @@ class DeadLetters:
                 raise ConflictError("another sink added letters", where=self.name, action="It is tried again by itself")
 
         transaction = cached_transaction(table)
-        try:
+        with translated(self.name):
             row_delta()(
                 transaction, data=data, deletes=[], summary=position, replace_all=False, check=at_expected
             ).commit()
             if position:
                 transaction.set_properties({COMPLETE: json.dumps(position)})
             transaction.commit_transaction()
-        except CommitFailedException as error:
-            raise ConflictError(
-                "other writers won every attempt", where=self.name, action="It is tried again by itself"
-            ) from error
-        except (SQLAlchemyError, OSError, CommitStateUnknownException) as error:
-            raise CommitUnknownError(
-                "the catalog gave no answer to a commit",
-                where=self.name,
-                action="The table's position is read before it is tried again; check the catalog",
-            ) from error
 
 
 def stored(rows: "pd.DataFrame") -> list[StoredLetter]:
@@ -226,13 +217,6 @@ _COLUMNS = (
 def _moment(ms: int) -> datetime | None:
     """Milliseconds since 1970 as a moment; None for 0, and for what no calendar holds: a letter may say anything."""
     return datetime.fromtimestamp(ms / 1000, UTC) if 0 < ms < _LAST_MS else None
-
-
-def _types() -> "list[tuple[str, Any]]":
-    from pydantic import TypeAdapter
-    from pyiceberg.types import IcebergType
-
-    return [(name, TypeAdapter(IcebergType).validate_python(kind)) for name, kind in _COLUMNS]
 
 
 def _complete(name: str, table: "Table") -> tuple[str, int] | None:

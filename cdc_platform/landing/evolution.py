@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_platform.errors import ConfigError
+from cdc_platform.lake.types import promotes
 from cdc_platform.registry.model import Policy
 from cdc_platform.source.types import SourceColumn, iceberg_type, policy_of
 
@@ -40,8 +41,6 @@ _SAME_TEXT = {
     "jsonb": {"text", "json"},
     "xml": {"text"},
 }
-_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
-_WIDER = {("int", "long"), ("float", "double")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,7 @@ class _Rule:
             new = replace(new, number=new.number or old.number)
             if was == becomes:
                 return new, None
-            if was is not None and becomes is not None and _promotes(was, becomes):
+            if was is not None and becomes is not None and promotes(was, becomes):
                 if new.name in self.key:
                     raise self.refusal(f"the type of key column `{new.name}` changed from {old.type} to {new.type}")
                 return new, becomes
@@ -289,10 +288,3 @@ def _is_narrower(old: _Parts, new: _Parts) -> bool:
         return True
     same_scale = old.second == new.second
     return old.base == new.base == "numeric" and None not in (old.first, new.first) and same_scale
-
-
-def _promotes(old: str, new: str) -> bool:
-    if (old, new) in _WIDER:
-        return True
-    was, becomes = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
-    return was is not None and becomes is not None and was[2] == becomes[2] and int(was[1]) <= int(becomes[1])

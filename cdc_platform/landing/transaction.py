@@ -7,7 +7,7 @@ Belongs here: everything that leans on private parts of PyIceberg, which pyproje
   `snapshot_log` with `+` and copy metadata with pydantic's `model_copy(deep=True)`; that `SqlCatalog.load_table` makes
   its table in `_convert_orm_to_iceberg` and that `commit_table` gets the table it replaces from `load_table` and writes
   through `_write_metadata`.
-Does not: what is committed and when (`landing/commit.py`).
+It also says what a commit that fails means (`translated`). Does not: what is committed and when (`landing/commit.py`).
 Rules: `equality_ids` is a list of int (Iceberg spec). `_commit` runs at each attempt, so the caller's check sees the
 metadata which the commit is based on. A metadata file never changes once written, and no two have one name (spec,
 "Optimistic concurrency"): so what stands in the file that the catalog points to need not be read again by who wrote it.
@@ -19,9 +19,12 @@ metadata which the commit is based on. A metadata file never changes once writte
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 # pyright: reportUntypedBaseClass=false
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
+
+from cdc_platform.errors import CommitUnknownError, ConflictError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -42,6 +45,26 @@ class SharedList(list[Any]):
 
     def __add__(self, other: Iterable[Any]) -> Self:  # type: ignore[override]
         return type(self)([*self, *other])
+
+
+@contextmanager
+def translated(where: str) -> Generator[None]:
+    """What a commit raises, by what is to be done next. `where` is the table."""
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except CommitFailedException as error:
+        raise ConflictError(
+            "other writers won every attempt", where=where, action="It is tried again by itself"
+        ) from error
+    except (SQLAlchemyError, OSError, CommitStateUnknownException) as error:
+        raise CommitUnknownError(
+            "the catalog gave no answer to a commit",
+            where=where,
+            action="The table's position is read before it is tried again; check the catalog",
+        ) from error
 
 
 def cached_transaction(table: "Table") -> Any:

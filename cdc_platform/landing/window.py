@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _INDEX = f"{CONTROL_PREFIX}index"
 FIRST_PREFIX = f"{CONTROL_PREFIX}first_"
-FIRST_OP = FIRST_PREFIX + "op"
 _DISK_SHARDS = 16  # A window on disk is read back in so many parts: its memory is its size divided by this.
 
 
