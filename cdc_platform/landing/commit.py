@@ -30,7 +30,6 @@ from cdc_platform.lake.snapshot import Column, TableHistory
 from cdc_platform.lake.types import promotes, pyiceberg_type
 from cdc_platform.landing.evolution import AddColumn, DropColumn, Evolution, RenameColumn, Step, WidenColumn
 from cdc_platform.landing.files import (
-    PartitionField,
     all_data_under,
     key_tells_partition,
     spec_fields,
@@ -39,6 +38,7 @@ from cdc_platform.landing.files import (
 )
 from cdc_platform.landing.position import EVENTS, POSITION_TAG, PROPERTY, LandingPosition, landing_position, sink_id
 from cdc_platform.landing.transaction import cached_transaction, row_delta, translated
+from cdc_platform.registry.model import PartitionField
 from cdc_platform.source.types import SourceColumn
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Data and equality-delete files of a landing table, each in the partition where it counts.
 
-Belongs here: partition fields as declared, splitting rows by partition, writing Parquet with Iceberg's statistics.
+Belongs here: which spec a delete needs, splitting rows by partition, writing Parquet with Iceberg's statistics.
 Does not: which rows and deletes (`landing/window.py`), committing them (`landing/commit.py`).
 Rules (Iceberg spec, "Scan planning"): an equality delete written under a partition applies to data files of that
 partition alone; one written under an unpartitioned spec applies to all. So where a row's old partition isn't known
@@ -13,13 +13,12 @@ create has one: it is created unpartitioned, and then given its partition fields
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 
-import re
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import ConfigError
+from cdc_platform.registry.model import PartitionField
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,34 +26,6 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-
-_FIELD = re.compile(
-    r"(?:(?P<name>bucket|truncate|year|month|day|hour)\(\s*(?:(?P<number>\d+)\s*,\s*)?(?P<column>[^()]+?)\s*\))"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionField:
-    """One declared partition field: `transform` as Iceberg spells it (`identity`, `bucket[16]`, `day`)."""
-
-    column: str
-    transform: str
-
-    @classmethod
-    def parse(cls, text: str) -> "PartitionField":
-        """Read `column`, `bucket(16, column)`, `day(column)`: the registry has checked the form."""
-        match = _FIELD.fullmatch(text.strip())
-        if match is None:
-            return cls(text.strip(), "identity")
-        number = f"[{match['number']}]" if match["number"] else ""
-        return cls(match["column"], match["name"] + number)
-
-    @property
-    def name(self) -> str:
-        """The field's name in the partition tuple, as Iceberg's own engines would call it."""
-        kind = self.transform.partition("[")[0]
-        suffix = {"identity": "", "truncate": "_trunc"}.get(kind, f"_{kind}")
-        return self.column + suffix
 
 
 def spec_fields(table: "Table") -> list[PartitionField]:

@@ -34,7 +34,6 @@ from cdc_platform.landing.commit import LandingTable, Owner
 from cdc_platform.landing.dead_letters import DeadLetters, Letter
 from cdc_platform.landing.events import LSN, OP, TS_MS, Decoded, Decoder, Rejected
 from cdc_platform.landing.evolution import evolution
-from cdc_platform.landing.files import PartitionField
 from cdc_platform.landing.late import sift
 from cdc_platform.landing.position import EVENTS, HEARTBEAT, LandingPosition, SourcePosition, landed
 from cdc_platform.landing.window import (
@@ -91,9 +90,8 @@ class TableSink:
         self._named = named or {}
         self._window_s = self._policy.window.total_seconds() if window_s is None else window_s
         self._clock = clock
-        fields = [PartitionField.parse(text) for text in self._policy.partition_by]
         self.owner = owner or Owner()
-        self._table = LandingTable(lake, table, key, owner=self.owner, partition_by=fields)
+        self._table = LandingTable(lake, table, key, owner=self.owner, partition_by=self._policy.partition_fields)
         self._dead = DeadLetters(lake, table)
         self.position: LandingPosition = self._table.position()
         # A whole load stands for the table: what lies before it need not be read, and perhaps can't be (a value that

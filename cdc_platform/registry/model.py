@@ -7,6 +7,7 @@ Units: durations are `timedelta`, written `500ms`, `1s`, `5m`, `2h`, `14d` in YA
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
@@ -14,6 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 DEFAULT_STATE = ".cdc-platform"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_PARTITION_FIELD = re.compile(
+    r"(?:(?P<name>bucket|truncate|year|month|day|hour)\(\s*(?:(?P<number>\d+)\s*,\s*)?(?P<column>[^()]+?)\s*\))"
+)
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -30,7 +34,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0
 # Names become parts of slots, Iceberg tables, asset keys and run tags: the narrowest of their alphabets.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Column = Annotated[str, StringConstraints(min_length=1)]
-PartitionField = Annotated[
+_PartitionText = Annotated[
     str,
     StringConstraints(
         pattern=r"^([^(),\s]+|(bucket|truncate)\(\s*[1-9][0-9]*\s*,\s*[^(),]+\)|(year|month|day|hour)\([^(),]+\))$"
@@ -50,6 +54,30 @@ POLICIES: Mapping[TypeFamily, tuple[Policy, ...]] = {
 }
 OF_COLUMN = "column."  # Before a column's name: a policy for it alone.
 Owner = Annotated[str, StringConstraints(pattern=r"^(team:[A-Za-z0-9_-]+|[^@\s]+@[^@\s]+\.[^@\s]+)$")]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionField:
+    """One declared partition field: `transform` as Iceberg spells it (`identity`, `bucket[16]`, `day`)."""
+
+    column: str
+    transform: str
+
+    @classmethod
+    def parse(cls, text: str) -> "PartitionField":
+        """Read `column`, `bucket(16, column)`, `day(column)`: the form has been checked."""
+        match = _PARTITION_FIELD.fullmatch(text.strip())
+        if match is None:
+            return cls(text.strip(), "identity")
+        number = f"[{match['number']}]" if match["number"] else ""
+        return cls(match["column"], match["name"] + number)
+
+    @property
+    def name(self) -> str:
+        """The field's name in the partition tuple, as Iceberg's own engines would call it."""
+        kind = self.transform.partition("[")[0]
+        suffix = {"identity": "", "truncate": "_trunc"}.get(kind, f"_{kind}")
+        return self.column + suffix
 
 
 class _Declared(BaseModel):
@@ -131,7 +159,7 @@ class Landing(_Declared):
         description="`upsert` deletes the old row of every changed key; `before_image` only where the event says that "
         "there was one, so a table that is only added to has no deletes.",
     )
-    partition_by: tuple[PartitionField, ...] = Field(
+    partition_by: tuple[_PartitionText, ...] = Field(
         default=(), description="Iceberg partition fields: `column`, `bucket(16, column)`, `day(column)`, and so on."
     )
     shards: int = Field(default=1, ge=1, le=64, description="Data files of a window (in each partition), by key hash.")
@@ -155,13 +183,13 @@ class Landing(_Declared):
     )
 
     @property
-    def partition_columns(self) -> tuple[str, ...]:
-        """The columns that `partition_by` names, in its order."""
-        return tuple(re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*|\s*\)$", "", f) for f in self.partition_by)
+    def partition_fields(self) -> tuple[PartitionField, ...]:
+        """`partition_by`, read."""
+        return tuple(map(PartitionField.parse, self.partition_by))
 
     @model_validator(mode="after")
     def _partitions_by_a_column_once(self) -> Self:
-        columns = self.partition_columns
+        columns = [field.column for field in self.partition_fields]
         if twice := sorted({c for c in columns if columns.count(c) > 1}):
             raise ValueError(f"`partition_by` names column `{twice[0]}` twice, which PyIceberg can't write")
         return self
@@ -228,7 +256,7 @@ class Table(_Declared):
             "convergence.distribution": distribution,
             "curated.contract": self.curated.contract,
             "landing.types": tuple(n.removeprefix(OF_COLUMN) for n in self.landing.types if n.startswith(OF_COLUMN)),
-            "landing.partition_by": self.landing.partition_columns,
+            "landing.partition_by": tuple(field.column for field in self.landing.partition_fields),
         }
 
     @model_validator(mode="after")

@@ -384,14 +384,13 @@ def _declared(where: str, table: Table, columns: Mapping[str, SourceColumn]) -> 
                     "Count a text, varchar, enum, uuid, integer or boolean column",
                 )
             )
-    for field in table.landing.partition_by:
-        kind, _, rest = field.partition("(")
-        column = columns.get(table.landing.partition_columns[table.landing.partition_by.index(field)])
-        if rest and column is not None and base(column.type) not in _TRANSFORMS[kind]:
+    for written, field in zip(table.landing.partition_by, table.landing.partition_fields, strict=True):
+        kind, column = field.transform.partition("[")[0], columns.get(field.column)
+        if kind != "identity" and column is not None and base(column.type) not in _TRANSFORMS[kind]:
             findings.append(
                 Finding(
                     where,
-                    f"`landing.partition_by` has {field}, and `{column.name}` is a {column.type}",
+                    f"`landing.partition_by` has {written}, and `{column.name}` is a {column.type}",
                     f"`{kind}` is for {', '.join(sorted(_TRANSFORMS[kind]))}; use another transform or column",
                 )
             )

@@ -5,7 +5,6 @@ The stack here is PostgreSQL, capture and the sink, without Spark and Dagster. `
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +16,11 @@ from cdc_platform.changelog.segments import newest_marker
 from cdc_platform.deployment import Deployment
 from cdc_platform.landing.position import landing_table
 from cdc_platform.operations import Operations
-from cdc_platform.source.postgres import connected, source_engine
-from cdc_platform.stack.control import Stack
+from cdc_platform.source.postgres import connected
 from cdc_platform_tests.builders import live_rows
 from cdc_platform_tests.conftest import cli
 from cdc_platform_tests.e2e.source_rows import until
-from cdc_platform_tests.e2e.test_schema_changes import CAPTURE, Shop, some
+from cdc_platform_tests.e2e.test_schema_changes import CAPTURE, Shop, running_shop
 
 pytestmark = pytest.mark.e2e
 TABLES = """
@@ -45,19 +43,8 @@ _STARTED_AGAIN_WITHIN_S = 90
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    project: Path = tmp_path_factory.mktemp("alone")
-    (project / "tables.yaml").write_text(TABLES)
-    stack = Stack(Deployment.load(project), some)
-    stack.launch(bound=False, warn=print)
-    try:
-        stack.start("postgres", tell=lambda _name, _seconds: None)
-        deployment = Deployment.load(project)
-        found = Shop(stack, deployment, source_engine(deployment.source_url("shop")))
-        found.sql(SETUP)
-        stack.start(tell=lambda _name, _seconds: None)
+    with running_shop(tmp_path_factory.mktemp("alone"), TABLES, SETUP) as found:
         yield found
-    finally:
-        stack.stop()
 
 
 def at_source(shop: Shop, table: str) -> list[dict[str, Any]]:

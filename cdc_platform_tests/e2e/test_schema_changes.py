@@ -6,6 +6,7 @@ The stack here is PostgreSQL, capture and the sink, without Spark and Dagster. `
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,9 @@ class Shop:
         return next(s for s in self.stack.status() if s.service == service)
 
 
-def running_shop(project: Path, tables: str) -> Iterator[Shop]:
-    """PostgreSQL, capture and the sink of a project, with both tables loaded; stopped afterwards."""
+@contextmanager
+def running_shop(project: Path, tables: str, setup: str) -> Iterator[Shop]:
+    """PostgreSQL, capture and the sink of a project, started on what `setup` made; stopped afterwards."""
     (project / "tables.yaml").write_text(tables)
     stack = Stack(Deployment.load(project), some)
     stack.launch(bound=False, warn=print)
@@ -107,9 +109,8 @@ def running_shop(project: Path, tables: str) -> Iterator[Shop]:
         stack.start("postgres", tell=lambda _name, _seconds: None)
         deployment = Deployment.load(project)
         found = Shop(stack, deployment, source_engine(deployment.source_url("shop")))
-        found.sql(SETUP)
+        found.sql(setup)
         stack.start(tell=lambda _name, _seconds: None)
-        until(lambda: found.log().end() >= 53, "the initial load did not come")
         yield found
     finally:
         stack.stop()
@@ -117,7 +118,9 @@ def running_shop(project: Path, tables: str) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    yield from running_shop(tmp_path_factory.mktemp("drift"), TABLES)
+    with running_shop(tmp_path_factory.mktemp("drift"), TABLES, SETUP) as found:
+        until(lambda: found.log().end() >= 53, "the initial load did not come")
+        yield found
 
 
 def columns(record: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

@@ -1,7 +1,6 @@
 """Landing follows the source's columns mid-stream, or that table stops alone and a reload of it goes on."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from cdc_platform.landing.position import landing_table
 from cdc_platform_tests.builders import live_rows
 from cdc_platform_tests.conftest import cli
 from cdc_platform_tests.e2e.source_rows import until
-from cdc_platform_tests.e2e.test_schema_changes import Shop, running_shop
+from cdc_platform_tests.e2e.test_schema_changes import SETUP, Shop, running_shop
 
 pytestmark = pytest.mark.e2e
 TABLES = """
@@ -25,8 +24,9 @@ tables:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    project: Path = tmp_path_factory.mktemp("follow")
-    yield from running_shop(project, TABLES)
+    with running_shop(tmp_path_factory.mktemp("follow"), TABLES, SETUP) as found:
+        settled(found)  # It is loaded.
+        yield found
 
 
 def source(shop: Shop, table: str) -> dict[int, dict[str, str]]:

@@ -17,15 +17,10 @@ from cdc_platform.lake.catalog import Lake
 from cdc_platform.landing.sink import TableSink
 from cdc_platform.registry.model import Landing
 from cdc_platform.source.types import SourceColumn
-from cdc_platform_tests.builders import MemoryLog, event, fold, live_rows
+from cdc_platform_tests.builders import SOURCE_COLUMNS, MemoryLog, event, fold, live_rows
 from cdc_platform_tests.landing.test_window import histories
 
 TABLE = "landing.orders"
-COLUMNS = (
-    SourceColumn("id", "bigint", True),
-    SourceColumn("status", "text", False),
-    SourceColumn("total", "numeric(12,2)", False),
-)
 
 
 class Bench:
@@ -35,7 +30,7 @@ class Bench:
         self,
         folder: Path,
         *,
-        columns: tuple[SourceColumn, ...] = COLUMNS,
+        columns: tuple[SourceColumn, ...] = SOURCE_COLUMNS,
         key: tuple[str, ...] = ("id",),
         **policy: Any,
     ) -> None:
@@ -275,7 +270,7 @@ def test_a_reload_without_a_partition_column_says_what_to_do(tmp_path: Path) -> 
     bench = Bench(tmp_path, partition_by=("status",))
     bench.end_load(event("r", 1))
     bench.policy = Landing()
-    fewer = [asdict(c) for c in COLUMNS if c.name != "status"]
+    fewer = [asdict(c) for c in SOURCE_COLUMNS if c.name != "status"]
     bench.log.append(marker(LOAD_BEGIN, 1, columns=fewer) + b"\n")
     with pytest.raises(ConfigError, match=r"partition column `status` became none, it was string.*then drop"):
         bench.end_load({**event("r", 1), "after": {"id": 1, "total": "1.00"}})
