@@ -38,18 +38,18 @@ class Decision:
     trigger: str | None = None
 
 
-CheckName = Literal["files_are_healthy", "history_is_bounded"]
+Group = Literal["files", "history"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A figure beyond its limit, of the check that it fails."""
+    """A figure beyond its limit."""
 
-    check: CheckName
-    figure: str
+    group: Group
+    figure: str  # As in the health's metadata.
     measured: float
     limit: float
-    what: str  # Measured, limit, and what to do.
+    action: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,54 +211,37 @@ def past_retention(history: TableHistory, policy: Maintenance, now_ms: int) -> t
     )
 
 
-def limits(history: TableHistory, health: TableHealth, policy: Maintenance, now_ms: int) -> tuple[Finding, ...]:
-    """Figures that are `alarm_at` times what should have started an operation: it does not run, or does not help."""
-    table, times = health.table, policy.alarm_at
-    rewrite = f"`cdc-platform maintain {table} rewrite_data_files --dry-run` shows what a rewrite would take away"
-    expire = f"`cdc-platform maintain {table} expire_snapshots --dry-run` shows what would go, and who pins the rest"
-    live_bytes = health.data_bytes + health.delete_bytes
-    history_max = max(HISTORY_BYTES_MIN, times * live_bytes)
-    of_files: CheckName = "files_are_healthy"
-    of_history: CheckName = "history_is_bounded"
-    asked: list[tuple[CheckName, str, float | None, float, str, str]] = [
-        (of_files, "delete_files", health.delete_files, times * policy.rewrite_delete_files, "delete files", rewrite),
+def limits(
+    health: TableHealth, policy: Maintenance, *, past_retention_ids: Sequence[int] | None = None
+) -> tuple[Finding, ...]:
+    """Figures far beyond what should have started an operation: it does not run, or it does not help.
+
+    `past_retention_ids` as `past_retention` has them; None: nobody looked. A tag that never moves keeps them all, and
+    then nothing may go and nothing is due: only this tells.
+    """
+    stage, _, name = health.table.partition(".")
+    command = f"cdc-platform maintain {name} {{}}{' --stage curated' if stage == 'curated' else ''} --dry-run"
+    rewrite = f"`{command.format('rewrite_data_files')}` shows what a rewrite would take away"
+    expire = f"`{command.format('expire_snapshots')}` lists what would go, and who pins what stays"
+    times, past = policy.alarm_at, None if past_retention_ids is None else len(past_retention_ids)
+    history_max = max(HISTORY_BYTES_MIN, times * (health.data_bytes + health.delete_bytes))
+    looked_at: list[tuple[Group, str, float | None, float, str]] = [
+        ("files", "delete_files", health.delete_files, times * policy.rewrite_delete_files, rewrite),
+        ("files", "delete_ratio", health.delete_ratio, times * policy.rewrite_delete_ratio, rewrite),
+        ("files", "small_files", health.small_files, times * policy.rewrite_small_files, rewrite),
+        ("history", "snapshots_past_retention", past, times * policy.expire_after_snapshots, expire),
         (
-            of_files,
-            "delete_ratio",
-            health.delete_ratio,
-            times * policy.rewrite_delete_ratio,
-            "deletes for each data record",
-            rewrite,
-        ),
-        (of_files, "small_files", health.small_files, times * policy.rewrite_small_files, "small files", rewrite),
-        (
-            of_history,
-            "snapshots_past_retention",
-            len(past_retention(history, policy, now_ms)),
-            times * policy.expire_after_snapshots,
-            "snapshots past their age",
-            expire,
-        ),
-        (
-            of_history,
+            "history",
             "metadata_bytes",
             health.metadata_bytes,
             METADATA_BYTES_MAX,
-            "bytes of metadata that each commit writes anew",
-            expire + ". If nothing would go, lower `keep_snapshots_for`",
+            f"{expire}; if nothing would go, lower `keep_snapshots_for`",
         ),
-        (
-            of_history,
-            "history_bytes",
-            health.history_bytes,
-            history_max,
-            f"bytes that only history holds, of a table of {live_bytes:,}",
-            expire,
-        ),
+        ("history", "history_bytes", health.history_bytes, history_max, expire),
     ]
     return tuple(
-        Finding(check, figure, measured, limit, f"{measured:,.6g} {what}, at most {limit:,.6g}: {action}")
-        for check, figure, measured, limit, what, action in asked
+        Finding(group, figure, measured, limit, action)
+        for group, figure, measured, limit, action in looked_at
         if measured is not None and measured > limit
     )
 
