@@ -7,6 +7,7 @@ Rules: runs are looked at before tables, so that a run that ends in between stil
 moved nothing. Of all runs only those in flight are read in each tick, in one query; a table's own runs once it is due.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,8 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from cdc_platform.hops.merge import merge_decision, merged_through
-from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.maintenance.policy import rewrite_due
+from cdc_platform.maintenance.runs import rewrote
 from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import curated_key, rewrite_key
 from cdc_platform.orchestration.attempts import (
@@ -194,15 +196,17 @@ def _read_merge(tables: Tables, name: str, _table: Table) -> Judge:
 
 def _read_rewrite(tables: Tables, name: str, table: Table) -> Judge:
     landing = tables.landing(name)
-    rewritten = landing.newest(lambda s: s.operation == "replace") if landing else None
+    rewritten = landing.newest(rewrote) if landing else None
     target = str(rewritten.snapshot_id) if rewritten else _BEGINNING
-    commits_max = table.maintenance("landing").rewrite_after_commits
+    policy = table.maintenance("landing")
+    commits_max, now_ms = policy.rewrite_after_commits, int(time.time() * 1000)
 
     def judge(earlier: Sequence[Attempt]) -> Due:
         attempts = at_target(earlier, target)
         # A rewrite that found nothing to do made no snapshot: it is due again after as many commits once more.
         found_nothing = sum(attempt.state == "succeeded" for attempt in attempts)
-        decision = rewrite_decision(landing, commits_max=commits_max * (1 + found_nothing))
+        patient = policy.model_copy(update={"rewrite_after_commits": commits_max * (1 + found_nothing)})
+        decision = rewrite_due(landing, None, patient, now_ms)
         return Due(decision.due, decision.reason, target, since_success(attempts))
 
     return judge

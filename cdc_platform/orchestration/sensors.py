@@ -20,7 +20,7 @@ import dagster as dg
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, advanced
-from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.maintenance.runs import since_rewrite
 from cdc_platform.orchestration.assets import (
     changelog_key,
     column_schema,
@@ -324,9 +324,7 @@ def _landing_events(
             "snapshot_id": str(newest.snapshot_id),
             "snapshots_reported": len(unreported),
             "snapshots": len(history.snapshots),
-            "commits_since_rewrite": rewrite_decision(
-                history, commits_max=table.maintenance("landing").rewrite_after_commits
-            ).commits,
+            "commits_since_rewrite": since_rewrite(history).commits,
             "data_files": head.total("data-files"),
             "delete_files": head.total("delete-files"),
             "equality_deletes": head.total("equality-deletes"),
