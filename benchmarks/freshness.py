@@ -282,7 +282,9 @@ def _tick_ms(operations: Operations) -> float:
     history, curated = operations.landing(_TABLE), operations.curated(_TABLE)
     assert history is not None and history.newest(landed) is not None
     merge_decision(history, curated)
-    rewrite_decision(history, commits_max=operations.deployment.table(_TABLE).landing.rewrite_after_commits)
+    rewrite_decision(
+        history, commits_max=operations.deployment.table(_TABLE).maintenance("landing").rewrite_after_commits
+    )
     return (time.monotonic() - began) * 1000
 
 

@@ -122,7 +122,7 @@ def _measure(
     with console.status(f"{_HISTORY_AT[-1]:,} commits ..."):
         history = run(catalog, "runs.history", short, window=_HISTORY_WINDOW)
     figures |= _commit_latency(history.updates.commits_ms)
-    windows = min(deployment.table("orders").landing.rewrite_after_commits, updates // _SEGMENT)
+    windows = min(deployment.table("orders").maintenance("landing").rewrite_after_commits, updates // _SEGMENT)
     beside = partial(run, catalog, log=log, window=_SEGMENT, updates=windows * _SEGMENT)
     with console.status("PyIceberg's upsert ..."):
         ours = beside("runs.beside_upsert").updates.events_per_s

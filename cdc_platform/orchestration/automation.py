@@ -133,7 +133,9 @@ def _rewrite_due(tables: Tables, name: str, table: Table, earlier: Sequence[Atte
     attempts = at_target(earlier, target)
     # A rewrite that found nothing to do made no snapshot: it is due again after as many commits once more.
     found_nothing = sum(attempt.state == "succeeded" for attempt in attempts)
-    decision = rewrite_decision(landing, commits_max=table.landing.rewrite_after_commits * (1 + found_nothing))
+    decision = rewrite_decision(
+        landing, commits_max=table.maintenance("landing").rewrite_after_commits * (1 + found_nothing)
+    )
     return Due(decision.due, decision.reason, target, since_success(attempts))
 
 

@@ -257,7 +257,9 @@ def _landing_events(
             "snapshot_id": str(newest.snapshot_id),
             "snapshots_reported": len(unreported),
             "snapshots": len(history.snapshots),
-            "commits_since_rewrite": rewrite_decision(history, commits_max=table.landing.rewrite_after_commits).commits,
+            "commits_since_rewrite": rewrite_decision(
+                history, commits_max=table.maintenance("landing").rewrite_after_commits
+            ).commits,
             "data_files": head.total("data-files"),
             "delete_files": head.total("delete-files"),
             "equality_deletes": head.total("equality-deletes"),

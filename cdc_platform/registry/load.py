@@ -7,7 +7,7 @@ Belongs here: YAML, and how pydantic's findings read to an operator. Does not: w
 import difflib
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -90,16 +90,22 @@ def _fields_at(path: _Path) -> list[str]:
     model: type[BaseModel] = Registry
     walk = iter(path)
     for part in walk:
-        annotation: Any = model.model_fields[str(part)].annotation
-        arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
-        if getattr(annotation, "__origin__", None) is dict:
+        annotation: Any = next(f.annotation for n, f in model.model_fields.items() if part in {n, f.alias})
+        if get_origin(annotation) is dict:
             next(walk, None)  # The entry's own name.
-            annotation = arguments[1]
-        models = [a for a in (annotation, *arguments) if isinstance(a, type) and issubclass(a, BaseModel)]
+        models = _models_in(annotation)
         if not models:
             return []
         model = models[0]
-    return sorted(model.model_fields)
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Models that `annotation` is or holds, however many `Annotated`, unions and dicts lie around them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inside: tuple[Any, ...] = get_args(annotation)
+    return [model for inner in inside for model in _models_in(inner)]
 
 
 def _dotted(path: _Path) -> str:

@@ -2,7 +2,8 @@
 
 Belongs here: what can be declared, and rules between fields that need nothing but the declaration.
 Does not: YAML (`registry/load.py`), or whether the source agrees (`source/doctor.py`).
-Units: durations are `timedelta`, written `500ms`, `1s`, `5m`, `2h`, `14d` in YAML.
+A table's maintenance has a module of its own (`registry/maintenance.py`), as have the kinds of value
+(`registry/declared.py`).
 """
 
 import re
@@ -11,28 +12,27 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from cdc_platform.registry.declared import Declared, Duration, Name
+from cdc_platform.registry.maintenance import (
+    DEFAULT_CLASS,
+    ClassError,
+    Maintenance,
+    MaintenanceClass,
+    OfTable,
+    Stage,
+    built_in,
+    resolved,
+    said,
+)
 
 DEFAULT_STATE = ".cdc-platform"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _PARTITION_FIELD = re.compile(
     r"(?:(?P<name>bucket|truncate|year|month|day|hour)\(\s*(?:(?P<number>\d+)\s*,\s*)?(?P<column>[^()]+?)\s*\))"
 )
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-
-def _duration(value: object) -> object:
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("write a number and a unit: ms, s, m, h or d, for example 5m")
-    return timedelta(seconds=float(match[1]) * _UNIT_S[match[2]])
-
-
-Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
-# Names become parts of slots, Iceberg tables, asset keys and run tags: the narrowest of their alphabets.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 Column = Annotated[str, StringConstraints(min_length=1)]
 _PartitionText = Annotated[
     str,
@@ -80,19 +80,13 @@ class PartitionField:
         return self.column + suffix
 
 
-class _Declared(BaseModel):
-    """A section of tables.yaml: a key that it does not know is an error, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EnvVar(_Declared):
+class EnvVar(Declared):
     """The name of an environment variable; its value is read at run time and never stored or shown."""
 
     env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-class Postgres(_Declared):
+class Postgres(Declared):
     """One PostgreSQL database: the stack's own (`embedded`) or yours (`url`)."""
 
     embedded: Name | None = Field(default=None, description="Database in the stack's PostgreSQL, made by `up`.")
@@ -105,7 +99,7 @@ class Postgres(_Declared):
         return self
 
 
-class Source(_Declared):
+class Source(Declared):
     """A database whose changes are captured."""
 
     postgres: Postgres
@@ -114,7 +108,7 @@ class Source(_Declared):
     )
 
 
-class Convergence(_Declared):
+class Convergence(Declared):
     """What is compared between the source and each stage, and how long a stage may take to get there."""
 
     sums: tuple[Column, ...] = Field(default=(), description="Integer columns whose sums are compared.")
@@ -128,7 +122,7 @@ def _null_in_words(value: object) -> object:
     return value
 
 
-class ChangeType(_Declared):
+class ChangeType(Declared):
     """Where a record says what kind of change it is, and in which words."""
 
     column: Annotated[str, StringConstraints(min_length=1)] = Field(
@@ -149,11 +143,14 @@ class ChangeType(_Declared):
         return self
 
 
-class Landing(_Declared):
+class Landing(Declared):
     """Policy of the landing table."""
 
     window: Duration = Field(default=timedelta(seconds=1), description="Commit window: at most one snapshot in it.")
-    rewrite_after_commits: int = Field(default=10, ge=2, description="Landing commits that start rewrite_data_files.")
+    maintenance: OfTable | None = Field(default=None, description="Its maintenance class, or class and overrides.")
+    rewrite_after_commits: int | None = Field(
+        default=None, ge=2, description="Short for the key of this name in `maintenance`; none: as its class has it."
+    )
     mode: Literal["upsert", "before_image"] = Field(
         default="upsert",
         description="`upsert` deletes the old row of every changed key; `before_image` only where the event says that "
@@ -188,6 +185,18 @@ class Landing(_Declared):
         return tuple(map(PartitionField.parse, self.partition_by))
 
     @model_validator(mode="after")
+    def _one_count(self) -> Self:
+        own = self.maintenance
+        if self.rewrite_after_commits is None or own is None or "rewrite_after_commits" not in own.model_fields_set:
+            return self
+        if self.rewrite_after_commits != own.rewrite_after_commits:
+            raise ValueError(
+                f"`rewrite_after_commits` is {self.rewrite_after_commits} and in `maintenance` "
+                f"{own.rewrite_after_commits}: remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _partitions_by_a_column_once(self) -> Self:
         columns = [field.column for field in self.partition_fields]
         if twice := sorted({c for c in columns if columns.count(c) > 1}):
@@ -209,7 +218,7 @@ class Landing(_Declared):
         return self
 
 
-class Curated(_Declared):
+class Curated(Declared):
     """The curated table's contract and promise."""
 
     contract: tuple[Column, ...] = Field(
@@ -217,9 +226,10 @@ class Curated(_Declared):
         description="Columns whose change is a change for consumers; empty: all that are not the key.",
     )
     freshness: Duration = Field(default=timedelta(minutes=5), description="Oldest allowed last merge.")
+    maintenance: OfTable | None = Field(default=None, description="Its maintenance class, or class and overrides.")
 
 
-class Table(_Declared):
+class Table(Declared):
     """One captured table, through every stage."""
 
     source: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*\.[^.]+\.[^.]+$")] = Field(
@@ -231,6 +241,24 @@ class Table(_Declared):
     convergence: Convergence = Convergence()
     landing: Landing = Landing()
     curated: Curated = Curated()
+    _classes: dict[str, Maintenance] = PrivateAttr(default_factory=built_in)  # All that the registry knows.
+
+    def maintenance(self, stage: Stage) -> Maintenance:
+        """The policy of the table in `stage`: its class, then what it overrides."""
+        own = (self.landing if stage == "landing" else self.curated).maintenance
+        name = DEFAULT_CLASS[stage] if own is None or own.of_class is None else own.of_class
+        if name not in self._classes:
+            raise ClassError(("class",), f"no class is called `{name}` (known: {', '.join(sorted(self._classes))})")
+        policy = self._classes[name]
+        if own is not None:
+            policy = policy.under(own)
+        if stage == "landing" and (commits := self.landing.rewrite_after_commits) is not None:
+            policy = policy.model_copy(update={"rewrite_after_commits": commits})
+        return policy
+
+    def learn(self, classes: dict[str, Maintenance]) -> None:
+        """Know the registry's maintenance classes. Its registry calls this once, as it is made."""
+        self._classes = classes
 
     @property
     def source_name(self) -> str:
@@ -282,13 +310,13 @@ class Table(_Declared):
         return self
 
 
-class Automation(_Declared):
+class Automation(Declared):
     """How Dagster's sensors drive the tables."""
 
     attempts_max: int = Field(default=3, ge=1, le=20, description="Runs for one target before it is given up, loudly.")
 
 
-class Ports(_Declared):
+class Ports(Declared):
     """Loopback ports of the embedded services; a port that is not given is a free one."""
 
     postgres: int | None = Field(default=None, ge=1024, le=65535)
@@ -296,7 +324,7 @@ class Ports(_Declared):
     webserver: int | None = Field(default=None, ge=1024, le=65535)
 
 
-class Stack(_Declared):
+class Stack(Declared):
     """The embedded services."""
 
     state: str = Field(default=DEFAULT_STATE, description="Folder for all state, relative to tables.yaml.")
@@ -308,14 +336,42 @@ class Stack(_Declared):
     )
 
 
-class Registry(_Declared):
+def _error_at(where: tuple[str, ...], what: str) -> ValidationError:
+    """An error that was found from above and belongs to an entry further down."""
+    kind = PydanticCustomError("value_error", "{what}", {"what": what})
+    return ValidationError.from_exception_data("Registry", [InitErrorDetails(type=kind, loc=where, input=None)])
+
+
+class Registry(Declared):
     """All of tables.yaml."""
 
     deployment: Name = Field(description="Names the slot, publication and connector in each source.")
     automation: Automation = Automation()
     stack: Stack = Stack()
+    maintenance: dict[Name, MaintenanceClass] = Field(
+        default={}, description="Maintenance classes of yours, beside the built-in `hot`, `standard` and `audit`."
+    )
     sources: dict[Name, Source] = Field(min_length=1)
     tables: dict[Name, Table] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _maintenance_resolves(self) -> Self:
+        try:
+            classes = resolved(self.maintenance)
+        except ClassError as error:
+            raise _error_at(("maintenance", *error.at), str(error)) from error
+        stages: tuple[Stage, Stage] = ("landing", "curated")
+        for name, table in self.tables.items():
+            table.learn(classes)
+            for stage in stages:
+                where = ("tables", name, stage, "maintenance")
+                try:
+                    table.maintenance(stage)
+                except ClassError as error:
+                    raise _error_at((*where, *error.at), str(error)) from error
+                except ValueError as error:
+                    raise _error_at(where, said(error)) from error
+        return self
 
     @model_validator(mode="after")
     def _references_resolve(self) -> Self:

@@ -24,6 +24,7 @@ from cdc_platform.hops import merge
 from cdc_platform.landing import commit, dead_letters, events, position
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
+from cdc_platform.registry.declared import Name
 from cdc_platform.source import types as source_types
 
 REPOSITORY = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def tables() -> str:
     about = (
         "Every key. One that is not listed here stops the load, with file, line and the nearest known key.\n\n"
         "A *duration* is a number and a unit: `ms`, `s`, `m`, `h` or `d`, for example `500ms` or `5m`. "
-        f"A *name* matches `{_pattern(model.Name)}`, 40 characters at most: it becomes part of slots, "
+        f"A *name* matches `{_pattern(Name)}`, 40 characters at most: it becomes part of slots, "
         "Iceberg tables and asset keys."
     )
     return _page("tables.yaml", about, *_sections(model.Registry, ""))
@@ -96,7 +97,7 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     else:
         kind = {timedelta: "duration", int: "integer", float: "number", str: "text"}.get(annotation, str(annotation))
     bounds = [_bound(m) for m in metadata]
-    if kind == "text" and any(_pattern_of(m) == _pattern(model.Name) for m in metadata):
+    if kind == "text" and any(_pattern_of(m) == _pattern(Name) for m in metadata):
         return "name"
     return ", ".join([kind, *filter(None, bounds)])
 

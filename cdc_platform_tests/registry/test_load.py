@@ -35,7 +35,7 @@ def test_durations_have_units_and_defaults_are_filled(tmp_path: Path) -> None:
     assert orders.landing.window == timedelta(milliseconds=500)
     assert orders.convergence.within == timedelta(seconds=90)
     assert orders.curated.freshness == timedelta(hours=2)
-    assert orders.landing.rewrite_after_commits == 10
+    assert orders.maintenance("landing").rewrite_after_commits == 10
 
 
 def test_the_projects_own_registry_loads_with_two_tables() -> None:
