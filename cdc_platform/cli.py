@@ -28,7 +28,8 @@ _COMMANDS = {
     "reload": "cdc_platform.commands",
     "check": "cdc_platform.commands",
     "merge": "cdc_platform.commands",
-    "maintain": "cdc_platform.commands",
+    "health": "cdc_platform.maintenance_commands",
+    "maintain": "cdc_platform.maintenance_commands",
     "dead-letters": "cdc_platform.dead_letter_commands",
 }
 

@@ -1,4 +1,4 @@
-"""`cdc-platform doctor`, `recapture`, `reload`, `check`, `merge` and `maintain`: a table's operations at a terminal.
+"""`cdc-platform doctor`, `recapture`, `reload`, `check` and `merge`: a table's operations at a terminal.
 
 Belongs here: words, JSON keys, exit codes. Does not: the operations (`operations.py`, `capture/service.py`).
 """
@@ -179,27 +179,4 @@ def merge(project: Path | None, table: str, as_json: bool) -> None:
         click.echo(
             f"{result.inserts:,} inserted, {result.updates:,} updated, {result.deletes:,} deleted "
             f"in snapshot {result.snapshot_id} ({result.took_s:.1f} s)."
-        )
-
-
-@click.command()
-@click.argument("table")
-@click.argument("operation", type=click.Choice(["rewrite_data_files"]))
-@_as_json
-@click.pass_obj
-def maintain(project: Path | None, table: str, operation: str, as_json: bool) -> None:  # noqa: ARG001
-    """Run OPERATION on TABLE's landing and show what it bought.
-
-    JSON: {snapshot_id (null: nothing to do), took_s, before: {...}, after: {...}}.
-    """
-    effect = Operations(Deployment.load(project)).rewrite_data_files(table)
-    if as_json:
-        snapshot_id = str(effect.snapshot_id) if effect.snapshot_id is not None else None
-        click.echo(json.dumps(asdict(effect) | {"snapshot_id": snapshot_id}))
-        return
-    for name, files in (("before", effect.before), ("after", effect.after)):
-        click.echo(
-            f"{name:>6}: {files.data_files} data files, {files.delete_files} delete files, "
-            f"{files.equality_deletes:,} equality deletes; count(*) opened {files.opened.total} files "
-            f"in {files.read_s:.2f} s"
         )

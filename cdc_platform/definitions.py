@@ -12,6 +12,7 @@ from cdc_platform.deployment import Deployment
 from cdc_platform.orchestration.assets import build_assets
 from cdc_platform.orchestration.checks import build_checks
 from cdc_platform.orchestration.jobs import JOBS
+from cdc_platform.orchestration.maintenance import build_maintenance
 from cdc_platform.orchestration.resources import Platform
 from cdc_platform.orchestration.schedules import SCHEDULES
 from cdc_platform.orchestration.sensors import build_sensors
@@ -26,7 +27,7 @@ def build_defs(
     """
     deployment = deployment or Deployment.load()
     return dg.Definitions(
-        assets=build_assets(deployment.registry),
+        assets=[*build_assets(deployment.registry), *build_maintenance(deployment.registry)],
         asset_checks=build_checks(deployment.registry),
         jobs=JOBS,
         sensors=build_sensors(deployment.registry),

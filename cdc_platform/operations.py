@@ -6,7 +6,7 @@ Heavy libraries are imported inside the methods, for Dagster's code location loa
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,6 @@ from cdc_platform.hops.merge import MergeResult, curated_table, merge
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.landing.position import LandingPosition, landing_table
-from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles, rewrite_data_files, table_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,11 +28,20 @@ if TYPE_CHECKING:
     from cdc_platform.lake.spark import Spark
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice, OpenLetters
+    from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.maintain import Effect, Plan
+    from cdc_platform.maintenance.policy import Finding
+    from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
 _LOAD_BEGINS_WITHIN_S = 60.0
 _ASKED_EVERY_S = 0.2
 Stage = Literal["landing", "curated"]
+_TABLES: dict[Stage, Callable[[str], str]] = {"landing": landing_table, "curated": curated_table}
+
+
+def _silent(_text: str) -> None:
+    """Says nothing."""
 
 
 class Operations:
@@ -89,15 +97,38 @@ class Operations:
         with self.spark() as spark:
             return merge(spark, self.lake, name, self.deployment.table(name), run_id=run_id)
 
-    def rewrite_data_files(self, name: str) -> RewriteEffect:
-        """Rewrite the landing table's files."""
-        with self.spark() as spark:
-            return rewrite_data_files(spark, self.lake, landing_table(name))
+    def maintain(
+        self,
+        name: str,
+        stage: Stage,
+        operation: "Operation",
+        *,
+        dry_run: bool = False,
+        run_id: str = "",
+        say: Callable[[str], None] = _silent,
+    ) -> "Effect | Plan":
+        """Plan an operation and, unless `dry_run`, carry it out and verify it; see `maintenance.maintain`."""
+        from cdc_platform.maintenance.maintain import maintain
 
-    def files(self, name: str) -> TableFiles:
-        """The landing table as a reader meets it."""
+        policy = self.deployment.table(name).maintenance(stage)
+        table = _TABLES[stage](name)
         with self.spark() as spark:
-            return table_files(spark, self.lake, landing_table(name))
+            return maintain(spark, self.lake, table, operation, policy, dry_run=dry_run, run_id=run_id, say=say)
+
+    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
+        """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
+        from cdc_platform.maintenance.health import table_health
+
+        target_mb = self.deployment.table(name).maintenance(stage).target_file_mb
+        return table_health(self.lake, _TABLES[stage](name), target_file_mb=target_mb, with_history=with_history)
+
+    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
+        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
+        from cdc_platform.maintenance.policy import limits, past_retention
+
+        policy, history = self.deployment.table(name).maintenance(stage), self.lake.history(_TABLES[stage](name))
+        past = past_retention(history, policy, time.time_ns() // 1_000_000) if history else None
+        return limits(state, policy, past_retention_ids=past)
 
     def replay(self, name: str, *, into: str) -> "tuple[LandingPosition, RowsApart]":
         """Build `into` from the change log, and compare it with landing, row by row."""

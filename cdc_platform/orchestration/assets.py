@@ -1,11 +1,10 @@
-"""The tables as assets: what the catalog says of each stage, and the two that Dagster makes itself.
+"""The tables as assets: what the catalog says of each stage, and curated, which Dagster makes itself.
 
-Belongs here: asset keys, specs, the merge and the rewrite as assets, what their events record.
-Does not: when they run (`sensors.py`), whether they are right (`checks.py`), or how they work (`hops`,
-`maintenance`). Source, change log and landing are external: services write them whether Dagster is up or not.
+Belongs here: asset keys, specs, the merge as an asset, what their events record. Does not: when it runs
+(`sensors.py`), whether they are right (`checks.py`), how it works (`hops`), or maintenance (`maintenance.py`).
+Source, change log and landing are external: services write them whether Dagster is up or not.
 Rules: ids travel as text, because GraphQL has no integers above 32 bits; figures are numbers under labels
-that do not change, so that they plot. A rewrite has an asset of its own, with its own pool and plots: a
-materialization of landing would make a dead stream look fresh.
+that do not change, so that they plot.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from cdc_platform.hops.merge import curated_table, landing_table, merged_through
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.landing.dead_letters import dead_letter_table
 from cdc_platform.landing.position import advanced
-from cdc_platform.maintenance.rewrite import TableFiles
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.resources import Tables
 from cdc_platform.registry.model import Registry, Table
@@ -30,7 +28,7 @@ REASONS = ("unreadable", "unknown_kind", "no_key", "no_home", "unavailable", "st
 _LETTERS_SHOWN_MAX = 20
 CHECK_INTERVAL = timedelta(minutes=5)  # Between two comparisons of a table with its source.
 # Within a run, for a conflict or a service that restarts; jitter parts two runs that met each other.
-_RETRIES = dg.RetryPolicy(max_retries=3, delay=2, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
+RETRIES = dg.RetryPolicy(max_retries=3, delay=2, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS)
 
 
 def source_key(table: Table) -> dg.AssetKey:
@@ -58,16 +56,11 @@ def curated_key(name: str) -> dg.AssetKey:
     return dg.AssetKey(["curated", name])
 
 
-def rewrite_key(name: str) -> dg.AssetKey:
-    """The rewrite of the landing table's files."""
-    return dg.AssetKey(["maintenance", "rewrite_data_files", name])
-
-
 def build_assets(registry: Registry) -> list[dg.AssetSpec | dg.AssetsDefinition]:
     """Every asset of every declared table, in the order in which data flows."""
     found: list[dg.AssetSpec | dg.AssetsDefinition] = []
     for name, table in registry.tables.items():
-        found += [*_external(name, table), _curated(name, table), _rewrite(name, table)]
+        found += [*_external(name, table), _curated(name, table)]
     return found
 
 
@@ -147,7 +140,7 @@ def _external(name: str, table: Table) -> Iterator[dg.AssetSpec]:
         group_name="source",
         kinds={"postgres"},
         owners=table.owners,
-        tags=_tags(table),
+        tags=table_tags(table),
         description=f"{about}The truth: `{table.source_schema}.{table.source_table}` in PostgreSQL, "
         "written by the application.",
         metadata=_common(table, table.source, storage="postgres"),
@@ -158,7 +151,7 @@ def _external(name: str, table: Table) -> Iterator[dg.AssetSpec]:
         group_name="changelog",
         kinds={"debezium", "file"},
         owners=table.owners,
-        tags=_tags(table),
+        tags=table_tags(table),
         description=f"{about}Every change of the source in the order of its commits, as Debezium saw it. "
         "Landing can be rebuilt from it.",
         metadata=_common(table, f"changelog/{name}", storage="file"),
@@ -169,7 +162,7 @@ def _external(name: str, table: Table) -> Iterator[dg.AssetSpec]:
         group_name="landing",
         kinds={"iceberg"},
         owners=table.owners,
-        tags=_tags(table),
+        tags=table_tags(table),
         description=f"{about}The same rows in Iceberg v2, upserted by key within seconds. Not for consumers: "
         "its equality deletes hide changes from incremental readers. Read curated.",
         metadata=_common(table, landing_table(name), storage="iceberg"),
@@ -180,7 +173,7 @@ def _external(name: str, table: Table) -> Iterator[dg.AssetSpec]:
         group_name="dead_letters",
         kinds={"iceberg"},
         owners=table.owners,
-        tags=_tags(table),
+        tags=table_tags(table),
         description=f"Changes of `{landing_table(name)}` that could not be applied, with reason, position and payload, "
         "until each was replayed or discarded: `cdc-platform dead-letters`, or the job `replay_dead_letters`.",
         metadata={"dagster/table_name": dead_letter_table(landing_table(name)), "dagster/storage_kind": "iceberg"},
@@ -196,7 +189,7 @@ def _curated(name: str, table: Table) -> dg.AssetsDefinition:
         group_name="curated",
         kinds={"iceberg", "spark"},
         owners=table.owners,
-        tags=_tags(table),
+        tags=table_tags(table),
         description=f"{table.description or name} One row for each {', '.join(table.key)}, in Iceberg v3: "
         "row lineage tells consumers what changed since their watermark.",
         metadata=_common(table, curated_table(name), storage="iceberg"),
@@ -207,7 +200,7 @@ def _curated(name: str, table: Table) -> dg.AssetsDefinition:
         freshness_policy=dg.FreshnessPolicy.time_window(
             fail_window=max(table.curated.freshness + CHECK_INTERVAL, timedelta(minutes=1))
         ),
-        retry_policy=_RETRIES,
+        retry_policy=RETRIES,
         pool=f"curated_{name}",
     )
     def curated(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Tables]) -> dg.MaterializeResult:
@@ -228,51 +221,6 @@ def _curated(name: str, table: Table) -> dg.AssetsDefinition:
         return dg.MaterializeResult(metadata=figures | (curated_metadata(after) if after else {}))
 
     return curated
-
-
-def _rewrite(name: str, table: Table) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=rewrite_key(name),
-        deps=[landing_key(name)],
-        group_name="rewrite_data_files",
-        kinds={"iceberg", "spark"},
-        owners=table.owners,
-        tags=_tags(table),
-        description=f"Applies the deletes of `{landing_table(name)}` and merges its small files; no live row "
-        "changes. Started by rewrite_data_files_sensor, or by hand. Each run shows what it bought.",
-        metadata={"dagster/table_name": landing_table(name), "dagster/storage_kind": "iceberg"},
-        retry_policy=_RETRIES,
-        pool=f"landing_{name}",
-    )
-    def rewrite_data_files(context: dg.AssetExecutionContext, tables: dg.ResourceParam[Tables]) -> dg.MaterializeResult:
-        with as_failure():
-            effect = tables.rewrite_data_files(name)
-        figures = _files("before", effect.before) | _files("after", effect.after)
-        figures["took_s"] = round(effect.took_s, 3)
-        if effect.snapshot_id is None:
-            outcome = "nothing to rewrite; no snapshot was made"
-        else:
-            outcome = f"rewritten as snapshot {effect.snapshot_id}"
-            figures["snapshot_id"] = str(effect.snapshot_id)
-        figures["outcome"] = outcome
-        context.log_event(
-            dg.AssetObservation(landing_key(name), metadata=figures, description=f"rewrite_data_files: {outcome}")
-        )
-        return dg.MaterializeResult(metadata=figures)
-
-    return rewrite_data_files
-
-
-def _files(when: str, files: TableFiles) -> dict[str, Any]:
-    figures = {
-        "data_files": files.data_files,
-        "delete_files": files.delete_files,
-        "equality_deletes": files.equality_deletes,
-        "bytes": files.bytes,
-        "files_opened": files.opened.total,
-        "read_s": round(files.read_s, 3),
-    }
-    return {f"{figure}_{when}": value for figure, value in figures.items()}
 
 
 def _commits(landing: TableHistory | None, start_id: int | None) -> int:

@@ -6,21 +6,31 @@ checks of a stage share one reading. *Unknown* (a side gave no answer, or the st
 only a stage that was read at the cut and differs is an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from cdc_platform.operations import Stage
-from cdc_platform.orchestration.assets import curated_key, curated_metadata, landing_key, letters_metadata, source_key
+from cdc_platform.maintenance.policy import Finding, Group
+from cdc_platform.orchestration.assets import (
+    curated_key,
+    curated_metadata,
+    landing_key,
+    letters_metadata,
+    markdown,
+    source_key,
+)
 from cdc_platform.orchestration.attempts import Exhausted
 from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
 from cdc_platform.orchestration.failures import as_failure
+from cdc_platform.orchestration.maintenance import health_metadata, stage_key
 from cdc_platform.orchestration.resources import Tables
 from cdc_platform.registry.model import Registry, Table
 
 if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
+    from cdc_platform.maintenance.health import TableHealth
 
 _DIFFERENCES_SHOWN_MAX = 20
 
@@ -39,6 +49,11 @@ _MEASURES: dict[str, tuple[Callable[[str], bool], str]] = {
 AUTOMATION_SUCCEEDS = "automation_succeeds"
 DEAD_LETTERS_ARE_CLOSED = "dead_letters_are_closed"
 SLOT_LAG_IS_BOUNDED = "slot_lag_is_bounded"
+# Check: the group of limits that it speaks for, and what it asserts.
+_HEALTH: dict[str, tuple[Group, str]] = {
+    "files_are_healthy": ("files", "Delete files, deletes and small files are near what starts a rewrite, not far beyond."),
+    "history_is_bounded": ("history", "Snapshots, metadata and what only history holds are not far beyond what expiry leaves."),
+}
 
 
 def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
@@ -48,6 +63,8 @@ def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
         found += [
             _convergence(name, table, "landing"),
             _convergence(name, table, "curated"),
+            _health(name, "landing"),
+            _health(name, "curated"),
             _dead_letters(name),
             _automation(MERGE, name, table, registry.automation.attempts_max),
             _automation(REWRITE, name, table, registry.automation.attempts_max),
@@ -147,6 +164,48 @@ def _confirm(context: dg.AssetCheckExecutionContext, tables: Tables, name: str, 
         dg.AssetMaterialization(
             curated_key(name), description="Compared with the source and found equal", metadata=metadata
         )
+    )
+
+
+def _health(name: str, stage: Stage) -> dg.AssetChecksDefinition:
+    key = stage_key(stage, name)
+
+    @dg.multi_asset_check(
+        name=f"{stage}_{name}_health",
+        specs=[dg.AssetCheckSpec(check, asset=key, description=about) for check, (_, about) in _HEALTH.items()],
+        can_subset=True,
+        description=f"The state of `{stage}.{name}`, from its metadata alone: no data file is opened.",
+    )
+    def healthy(
+        context: dg.AssetCheckExecutionContext, tables: dg.ResourceParam[Tables]
+    ) -> Iterator[dg.AssetCheckResult]:
+        with as_failure():
+            state = tables.health(name, stage, with_history=True)
+            found = tables.findings(name, stage, state) if state else ()
+        for check in sorted(context.selected_asset_check_keys, key=lambda k: k.name):
+            yield health_result(state, found, check)
+
+    return healthy
+
+
+def health_result(
+    state: "TableHealth | None", findings: Sequence[Finding], check: dg.AssetCheckKey
+) -> dg.AssetCheckResult:
+    """What a table's state means for one check: beyond a limit is a warning, for nothing is wrong but slow or large."""
+    if state is None:
+        metadata: dict[str, Any] = {"reason": "the table has no snapshot yet"}
+        return dg.AssetCheckResult(check_name=check.name, asset_key=check.asset_key, passed=True, metadata=metadata)
+    found = [f for f in findings if f.group == _HEALTH[check.name][0]]
+    metadata = health_metadata(state)
+    if found:
+        rows = [(f.figure, f"{f.measured:,.6g}", f"{f.limit:,.6g}", f.action) for f in found]
+        metadata["beyond"] = dg.MetadataValue.md(markdown(("figure", "measured", "limit", "what to do"), rows))
+    return dg.AssetCheckResult(
+        check_name=check.name,
+        asset_key=check.asset_key,
+        passed=not found,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata=metadata,
     )
 
 

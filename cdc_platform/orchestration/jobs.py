@@ -9,8 +9,9 @@ import dagster as dg
 from pydantic import Field
 
 from cdc_platform.orchestration.assets import markdown
-from cdc_platform.orchestration.automation import MERGE, OPERATION_TAG, REWRITE
+from cdc_platform.orchestration.automation import MERGE, OPERATION_TAG
 from cdc_platform.orchestration.failures import as_failure
+from cdc_platform.orchestration.maintenance import UPKEEP, of_operation
 from cdc_platform.orchestration.resources import Tables
 
 _REPLAY = "replay_dead_letters"
@@ -25,7 +26,8 @@ def _tags(operation: str, *, priority: int, runtime_max_s: int) -> dict[str, str
     }
 
 
-# What consumers wait for goes first; a rewrite only makes reads cheaper.
+# What consumers wait for goes first: merge, then comparisons, rewrites, expiry. A backfill's runs have no priority,
+# which is 0, so that they come last.
 merge_curated = dg.define_asset_job(
     MERGE.name,
     selection=dg.AssetSelection.groups("curated").without_checks(),
@@ -36,14 +38,18 @@ check_convergence = dg.define_asset_job(
     "check_convergence",
     selection=dg.AssetSelection.all_asset_checks(),
     description="Compare every stage of every table with its source.",
-    tags=_tags("check_convergence", priority=5, runtime_max_s=3600),
+    tags=_tags("check_convergence", priority=8, runtime_max_s=3600),
 )
-rewrite_data_files = dg.define_asset_job(
-    REWRITE.name,
-    selection=dg.AssetSelection.groups(REWRITE.name).without_checks(),
-    description="Apply deletes and merge small files of landing, for the selected tables.",
-    tags=_tags(REWRITE.name, priority=0, runtime_max_s=3600),
-)
+maintenance_jobs = {
+    upkeep.operation: dg.define_asset_job(
+        upkeep.operation,
+        selection=of_operation(upkeep.operation),
+        description=f"{upkeep.about} For the selected tables; `dry_run` in an asset's config only prints the plan.",
+        # A sensor's run has the limit of its table's policy instead.
+        tags=_tags(upkeep.operation, priority=upkeep.priority, runtime_max_s=7200),
+    )
+    for upkeep in UPKEEP
+}
 
 
 class ReplayConfig(dg.Config):
@@ -96,11 +102,11 @@ def _corrections(texts: dict[str, str]) -> dict[str, object]:
 @dg.job(
     name=_REPLAY,
     description="Send dead letters again, corrected. One whose row has changed since is refused.",
-    tags=_tags(_REPLAY, priority=5, runtime_max_s=1800),
+    tags=_tags(_REPLAY, priority=8, runtime_max_s=1800),
 )
 def replay_dead_letters() -> None:
     """One step."""
     _replay()
 
 
-JOBS = (merge_curated, check_convergence, rewrite_data_files, replay_dead_letters)
+JOBS = (merge_curated, check_convergence, *maintenance_jobs.values(), replay_dead_letters)

@@ -4,6 +4,7 @@ Belongs here: the interface `Tables`, and `Platform`, which opens it for a proje
 or any of the work (`cdc_platform.operations`).
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
@@ -12,7 +13,6 @@ from pydantic import Field
 from cdc_platform.deployment import Deployment
 from cdc_platform.hops.merge import MergeResult
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.maintenance.rewrite import RewriteEffect
 from cdc_platform.operations import Operations, Stage
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice
+    from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.maintain import Effect, Plan
+    from cdc_platform.maintenance.policy import Finding
+    from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
 
@@ -43,8 +47,25 @@ class Tables(Protocol):
         """Merge landing into curated."""
         ...
 
-    def rewrite_data_files(self, name: str) -> RewriteEffect:
-        """Rewrite the landing table's files."""
+    def maintain(
+        self,
+        name: str,
+        stage: Stage,
+        operation: "Operation",
+        *,
+        dry_run: bool = False,
+        run_id: str = "",
+        say: Callable[[str], None] = ...,
+    ) -> "Effect | Plan":
+        """Plan a maintenance operation and, unless `dry_run`, carry it out and verify it."""
+        ...
+
+    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
+        """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
+        ...
+
+    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
+        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
         ...
 
     def slot_lag(self, name: str) -> "SlotLag":

@@ -1,0 +1,168 @@
+"""`cdc-platform health` and `maintain`: what state the tables are in, and what can be done about it.
+
+Belongs here: words, JSON keys, exit codes. Does not: figures, limits and operations (`cdc_platform.maintenance`).
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+from rich.console import Console
+from rich.table import Table as Grid
+
+from cdc_platform.deployment import Deployment
+from cdc_platform.maintenance.runs import Operation
+from cdc_platform.operations import Operations, Stage
+
+if TYPE_CHECKING:
+    from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.maintain import Effect, Plan
+
+_BEYOND_A_LIMIT = 3
+_stage = click.option(
+    "--stage",
+    type=click.Choice(get_args(Stage)),
+    default="landing",
+    show_default=True,
+    help="Which of TABLE's tables.",
+)
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with the keys named here on stdout.")
+@click.pass_obj
+def health(project: Path | None, table: str | None, as_json: bool) -> None:
+    """Show what state TABLE (or every table) is in, from Iceberg metadata alone: no data file is opened.
+
+    Deletes that readers still apply, delete files that apply to nothing (dangling), small files, snapshots, what only
+    history holds, and what of it is beyond its limit (`maintenance` in tables.yaml).
+
+    JSON: {relation: {the figures of docs/operating/files_are_healthy.md, findings: [{group, figure, measured, limit,
+    action}]}}; null for a table without a snapshot.
+    Exit codes: 0 within the limits, 3 a figure is beyond its limit, 4 a table can't be read.
+    """
+    deployment = Deployment.load(project)
+    operations = Operations(deployment)
+    names = [table] if table else list(deployment.registry.tables)
+    found: dict[str, dict[str, Any] | None] = {}
+    grid = Grid("table", *_COLUMNS, box=None, header_style="bold")
+    said: list[str] = []
+    for name in names:
+        for stage in get_args(Stage):
+            state = operations.health(name, stage, with_history=True)
+            relation = f"{stage}.{name}"
+            if state is None:
+                found[relation] = None
+                continue
+            findings = operations.findings(name, stage, state)
+            found[relation] = asdict(state) | {
+                "snapshot_id": str(state.snapshot_id),
+                "findings": [asdict(finding) for finding in findings],
+            }
+            grid.add_row(relation, *_cells(state))
+            said += [
+                f"{relation}: {f.figure} is {f.measured:,.6g}, limit {f.limit:,.6g}. {f.action}." for f in findings
+            ]
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        Console().print(grid)
+        for line in said:
+            click.echo(line)
+    sys.exit(_BEYOND_A_LIMIT if said else 0)
+
+
+_COLUMNS = (
+    "data files",
+    "small",
+    "delete files",
+    "dangling",
+    "deletes",
+    "per record",
+    "snapshots",
+    "metadata MB",
+    "planning s",
+    "MB in history",
+)
+
+
+def _cells(state: "TableHealth") -> list[str]:
+    history = "unknown" if state.history_bytes is None else f"{state.history_bytes / 2**20:.1f}"
+    return [
+        f"{state.data_files:,}",
+        f"{state.small_files:,}",
+        f"{state.delete_files:,}",
+        f"{state.dangling_delete_files:,}",
+        f"{state.deletes:,}",
+        f"{state.delete_ratio:.3f}",
+        f"{state.snapshots:,}",
+        f"{(state.metadata_bytes + state.manifest_bytes) / 2**20:.1f}",
+        f"{state.planning_s:.3f}",
+        history,
+    ]
+
+
+@click.command()
+@click.argument("table")
+@click.argument("operation", type=click.Choice(get_args(Operation)))
+@_stage
+@click.option(
+    "--dry-run/--run",
+    default=None,
+    help="Only print the plan, or carry it out  [default: --run; --dry-run for remove_orphan_files]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with the keys named here on stdout.")
+@click.pass_obj
+def maintain(
+    project: Path | None, table: str, operation: Operation, stage: Stage, dry_run: bool | None, as_json: bool
+) -> None:
+    """Run OPERATION on one of TABLE's tables: print its plan, carry it out, and show what it bought.
+
+    No live row changes: rows and checksums before and after are compared, and a run that changed one fails and names
+    the snapshot to go back to.
+
+    JSON: {outcome, snapshot_ids (made, oldest first), plan: {...}, figures: {...}}; a dry run has the plan alone.
+    Exit codes: 0 done, or nothing to do; 2 refused, the reason says why; 4 unavailable, or another writer was always
+    first; 5 a row changed.
+    """
+    dry = operation == "remove_orphan_files" if dry_run is None else dry_run
+    operations = Operations(Deployment.load(project))
+    say = _to_stderr if as_json else click.echo
+    found = operations.maintain(table, stage, operation, dry_run=dry, say=say)
+    effect: Effect | None = None if dry else found  # type: ignore[assignment]
+    plan: Plan = found if effect is None else effect.plan  # type: ignore[assignment]
+    if as_json:
+        shown: dict[str, Any] = {"plan": plan.figures()}
+        if effect is not None:
+            shown |= {
+                "outcome": effect.outcome,
+                "snapshot_ids": [str(i) for i in effect.snapshot_ids],
+                "figures": effect.figures(),
+            }
+        click.echo(json.dumps(shown))
+        return
+    if effect is None:
+        for line in plan.lines():
+            click.echo(line)
+        click.echo("Dry run: nothing was changed. Carry it out with --run.")
+        return
+    click.echo(effect.outcome)
+    grid = Grid("", "before", "after", box=None, header_style="bold")
+    figures = effect.figures()
+    for label, value in figures.items():
+        name = label.removesuffix("_before")
+        if name != label and f"{name}_after" in figures:
+            grid.add_row(name.replace("_", " "), _figure(value), _figure(figures[f"{name}_after"]))
+    Console().print(grid)
+
+
+def _figure(value: object) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else "unknown"
+
+
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)
