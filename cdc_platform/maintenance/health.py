@@ -205,7 +205,8 @@ def dangling(listing: FileListing) -> list[LiveFile]:
     """Delete files and vectors that apply to no live data file, so that readers plan with them for nothing.
 
     A position delete without bounds may name any file of its partition, and one with bounds any between them: it
-    dangles only when there is none. It also dangles where every file that it may name has a deletion vector, which
+    dangles only when there is none, so of these fewer may be found than there are (Spark writes one for several data
+    files where `write.delete.granularity` is `partition`; a rewrite then leaves data under its number). It also dangles where every file that it may name has a deletion vector, which
     takes the place of position deletes (spec, "Scan Planning"). By scope and bounds alone: whether a row that a delete
     names is still there is not in metadata. O(n log n) for n files.
     """
