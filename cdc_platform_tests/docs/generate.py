@@ -358,6 +358,7 @@ _EVENTS = {
 _RUN_TAGS = {
     automation.TABLE_TAG: "Name of the table in tables.yaml.",
     automation.OPERATION_TAG: "The operation, which is its job's name.",
+    automation.STAGE_TAG: "The stage it works on. A run from before this tag: `curated` of a merge, else `landing`.",
     automation.TARGET_TAG: "Where the operation starts from: attempts are counted for one target.",
     automation.TRIGGER_TAG: "Why the sensor asked for the run.",
     automation.ATTEMPT_TAG: "Number of this attempt, from 1.",
