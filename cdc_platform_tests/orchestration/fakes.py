@@ -4,7 +4,7 @@ The only place that fabricates runs: `DagsterInstance.add_run` with a status of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,7 +27,7 @@ from cdc_platform.maintenance.maintain import Effect
 from cdc_platform.maintenance.plan import Plan, RewritePlan
 from cdc_platform.maintenance.policy import Decision, Finding, limits, rewrite_due
 from cdc_platform.maintenance.probe import Probe
-from cdc_platform.maintenance.runs import Operation
+from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.operations import Stage
 from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
 from cdc_platform.registry.maintenance import Maintenance
@@ -90,7 +90,7 @@ class FakeTables:
     slot: SlotLag | None = field(
         default_factory=lambda: SlotLag(3 << 30, 5000, "reserved", None, active=False, inactive_s=1.5)
     )
-    recorded: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, dict[str, str]] = field(default_factory=dict)
     states: dict[str, TableHealth] = field(default_factory=dict)
     past_retention: int = 0
     _ids: int = 0
@@ -106,7 +106,6 @@ class FakeTables:
         summary = {"total-data-files": "3", "total-delete-files": "2", "total-equality-deletes": "5"}
         if operation == "replace":
             summary["deleted-data-files"] = "3"
-            self.recorded[name] = str(self._ids)
         else:
             summary |= {
                 LOG_POSITION: str(self._ids * 10),
@@ -117,12 +116,23 @@ class FakeTables:
             }
         parent = commits[-1].snapshot_id if commits else None
         commits.append(Snapshot(self._ids, parent, self._ids, operation, self._ids * 1000, summary))
+        if operation == "replace":
+            self.record(name)
         return self._ids
+
+    def record(self, name: str) -> None:
+        """A rewrite that ended well says so in the table, whether it found something to do or not."""
+        head = self.snapshots[name][-1].snapshot_id
+        properties = self.properties.setdefault(name, {})
+        key, value = with_run(properties, "rewrite_data_files", PastRun(head, head, 1.0, changed=True))
+        properties[key] = value
 
     def landing(self, name: str) -> TableHistory | None:
         if name in self.broken:
             raise self.broken[name]
-        return history(f"landing.{name}", *self.snapshots[name]) if name in self.snapshots else None
+        if name not in self.snapshots:
+            return None
+        return replace(history(f"landing.{name}", *self.snapshots[name]), properties=self.properties.get(name, {}))
 
     def curated(self, name: str) -> TableHistory | None:
         merged = self.curated_snapshots.get(name)
@@ -156,7 +166,7 @@ class FakeTables:
             say(line)
         if dry_run:
             return plan
-        made = self.commit(name, "replace")
+        made = self.commit(name, "replace") if stage == "landing" else 9001
         probes = [Probe(n, 7, "x/s", None, read_s, opened, ()) for n, read_s, opened in _READS]
         return Effect(
             operation, f"{stage}.{name}", run_id, plan, (made,), HEALTH, HEALTHY, *probes, 2.0, 0, 0.0, "11 became none"
@@ -170,7 +180,8 @@ class FakeTables:
             return Due(Decision(False, "not due"), BEGINNING)
         landing = self.landing(name)
         decision = rewrite_due(landing, None, Maintenance(rewrite_after_commits=2), now_ms=10**15)
-        return Due(decision, self.recorded.get(name, BEGINNING))
+        runs = past_runs(landing.properties, operation) if landing else ()
+        return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
 
     def health(self, name: str, stage: Stage, *, with_history: bool = False) -> TableHealth | None:  # noqa: ARG002
         if name in self.broken:

@@ -119,11 +119,11 @@ def test_a_rewrite_is_due_after_the_declared_commits_and_not_before() -> None:
     d.tables.commit("orders")
     reason = d.tick().skip_reason
     assert reason is not None
-    assert (reason.skip_message or "").startswith("orders: 1 of 2 commits since the beginning; ")
-    assert (reason.skip_message or "").endswith("; runs at 2 commits")
+    assert (reason.skip_message or "").startswith("landing.orders: 1 of 2 commits since the beginning; ")
+    assert (reason.skip_message or "").endswith("; runs at 2 commits; curated.orders: not due")
     d.tables.commit("orders")
     [request] = d.tick().run_requests or ()
-    assert request.asset_selection == [dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])]
+    assert request.asset_selection == [dg.AssetKey(["maintenance", "rewrite_data_files", "landing", "orders"])]
     rewrite = d.tables.commit("orders", "replace")
     d.end(SUCCESS)
     assert not d.tick().run_requests
@@ -141,6 +141,7 @@ def test_a_rewrite_that_found_nothing_waits_for_as_many_commits_once_more() -> N
         for _ in range(3):
             if d.tick().run_requests:
                 requested.append(commits)
+                d.tables.record("orders")
                 d.end(SUCCESS)
     assert requested == [2, 4, 6, 8]
 
@@ -262,7 +263,7 @@ def played(operation: str, actions: Sequence[str], *, lose: bool) -> list[tuple[
             d.end(FAILURE)
         elif action == "succeed" and running:
             name = d.runs[-1].tags["cdc/table"]
-            d.tables.merge(name) if operation == "merge_curated" else d.tables.rewrite_data_files(name)
+            d.tables.merge(name) if operation == "merge_curated" else d.tables.commit(name, "replace")
             d.end(SUCCESS)
         elif action == "lose cursor" and lose:
             d.cursor = None
