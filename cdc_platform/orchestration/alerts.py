@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 from cdc_platform.deployment import Deployment
 from cdc_platform.orchestration.automation import OPERATION_TAG, STAGE_TAG, TABLE_TAG
@@ -164,6 +163,8 @@ class _News:
 
     def _check_events(self, after: int | None, *, limit: int = _EVENTS_MAX, ascending: bool = True) -> Iterable[Any]:
         """Check events by their storage id. SQLite keeps events by run; in its index, too, are those of checks."""
+        from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+
         storage = self._instance.event_log_storage
         wanted = dg.EventRecordsFilter(event_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION, after_cursor=after)
         if isinstance(storage, SqlEventLogStorage):
