@@ -8,6 +8,7 @@ from cdc_platform.convergence.state import Difference
 from cdc_platform.definitions import build_defs
 from cdc_platform.errors import UnavailableError
 from cdc_platform.orchestration.checks import check_result
+from cdc_platform.orchestration.watchdog import AUTOMATION
 from cdc_platform.source.slot import SlotLag
 from cdc_platform.source.state import Cut, State
 from cdc_platform_tests.orchestration.fakes import HEALTH, FakeTables, deployment
@@ -120,6 +121,8 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
         }
         | {(LANDING, "dead_letters_are_closed"): True}
         | {(SOURCE, "slot_lag_is_bounded"): False}
+        | {(AUTOMATION, "sensors_are_running"): False}  # Unknown, in a run outside the daemon.
+        | {(AUTOMATION, "alerts_are_delivered"): True}
     )
     event = instance.get_latest_materialization_event(CURATED)
     assert event is not None and event.asset_materialization is not None

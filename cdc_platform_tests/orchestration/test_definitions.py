@@ -43,6 +43,7 @@ def test_definitions_can_be_loaded_and_name_what_others_call() -> None:
         "replay_dead_letters",
     }
     assert {s.name: s.minimum_interval_seconds for s in repository.sensor_defs} == {
+        "alerts_sensor": 15,
         "landing_snapshots_sensor": 5,
         "merge_curated_sensor": 5,
         "rewrite_data_files_sensor": 15,
@@ -76,6 +77,8 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
             "maintenance__rewrite_data_files__curated__orders_automation_succeeds",
             "maintenance__rewrite_data_files__landing__orders_automation_succeeds",
             "maintenance__rewrite_position_delete_files__landing__orders_automation_succeeds",
+            "platform__automation_alerts_are_delivered",
+            "platform__automation_sensors_are_running",
             "source__public__orders_slot_lag_is_bounded",
         ],
     }
@@ -96,4 +99,6 @@ def test_a_table_without_sums_or_distribution_declares_only_the_checks_it_can_an
         "files_are_healthy",
         "history_is_bounded",
         "slot_lag_is_bounded",
+        "sensors_are_running",
+        "alerts_are_delivered",
     }

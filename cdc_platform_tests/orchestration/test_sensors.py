@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import dagster as dg
 import pytest
@@ -93,8 +94,9 @@ def test_while_spark_is_down_no_attempt_is_used_up_and_then_all_goes_on(operatio
     d.tables.commit("orders")
     d.tables.spark_is_down = True
     for _ in range(5):
-        with pytest.raises(UnavailableError):
-            d.tick()
+        # A tick that could do nothing at all raises; of a rewrite's tables one was read and is not due.
+        with pytest.raises(UnavailableError) if operation == "merge_curated" else nullcontext():
+            assert "Spark Connect: nothing listens there. Start it." in str(d.tick().skip_reason)
     assert d.requested == []
     d.tables.spark_is_down = False
     d.tick()
