@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cdc_platform.lake.spark import Spark
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice, OpenLetters
+    from cdc_platform.maintenance.due import Due
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
     from cdc_platform.maintenance.policy import Finding
@@ -38,10 +39,6 @@ _LOAD_BEGINS_WITHIN_S = 60.0
 _ASKED_EVERY_S = 0.2
 Stage = Literal["landing", "curated"]
 _TABLES: dict[Stage, Callable[[str], str]] = {"landing": landing_table, "curated": curated_table}
-
-
-def _silent(_text: str) -> None:
-    """Says nothing."""
 
 
 class Operations:
@@ -105,7 +102,7 @@ class Operations:
         *,
         dry_run: bool = False,
         run_id: str = "",
-        say: Callable[[str], None] = _silent,
+        say: Callable[[str], None] = lambda _line: None,
     ) -> "Effect | Plan":
         """Plan an operation and, unless `dry_run`, carry it out and verify it; see `maintenance.maintain`."""
         from cdc_platform.maintenance.maintain import maintain
@@ -120,7 +117,14 @@ class Operations:
         from cdc_platform.maintenance.health import table_health
 
         target_mb = self.deployment.table(name).maintenance(stage).target_file_mb
-        return table_health(self.lake, _TABLES[stage](name), target_file_mb=target_mb, with_history=with_history)
+        return table_health(self.lake, _TABLES[stage](name), target_mb, with_history=with_history)
+
+    def due(self, name: str, stage: Stage, operation: "Operation") -> "Due":
+        """Whether a maintenance operation is due. Cheap: metadata alone."""
+        from cdc_platform.maintenance.due import due
+
+        policy = self.deployment.table(name).maintenance(stage)
+        return due(self.lake, _TABLES[stage](name), operation, policy, now_ms=time.time_ns() // 1_000_000)
 
     def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
         """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""

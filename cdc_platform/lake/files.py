@@ -205,7 +205,9 @@ def reach_of(name: str, table: "Table", snapshot_ids: Iterable[int] | None = Non
     normal: dict[str, str] = {}
     for snapshot_id in ids:
         # Lists of older snapshots repeat each other: kept, they would push out manifests.
-        manifests = _manifest_list(name, table, snapshots[snapshot_id], keep=snapshot_id == metadata.current_snapshot_id)
+        manifests = _manifest_list(
+            name, table, snapshots[snapshot_id], keep=snapshot_id == metadata.current_snapshot_id
+        )
         own[snapshot_id][normal_path(snapshots[snapshot_id].manifest_list)] = manifests.bytes
         for one in manifests.items:
             if one.path not in normal:

@@ -108,6 +108,10 @@ class Effect:
         }
 
 
+def _silent(_line: str) -> None:
+    """Tell nobody."""
+
+
 def maintain(
     spark: Spark,
     lake: Lake,
@@ -117,17 +121,22 @@ def maintain(
     *,
     dry_run: bool,
     run_id: str = "",
+    say: Callable[[str], None] = _silent,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Effect | Plan:
-    """Carry out one operation on one table; with `dry_run` return its plan and touch nothing.
+    """Carry out one operation on one table, telling `say` the plan first; with `dry_run` only return the plan.
 
     Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
     `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
     """
     run = _Run(spark, lake, table, operation, policy, run_id, clock, sleep)
     plan = run.gate_and_plan()
-    return plan if dry_run else run.carry_out(plan)
+    if dry_run:
+        return plan
+    for line in plan.lines():
+        say(line)
+    return run.carry_out(plan)
 
 
 @dataclass
@@ -338,12 +347,7 @@ class _Run:
 
     def plan_expiry(self, history: TableHistory) -> ExpiryPlan:
         now_ms = int(self.clock() * 1000)
-        retention = Retention(
-            age_ms=int(self.policy.keep_snapshots_for.total_seconds() * 1000),
-            count_min=self.policy.keep_snapshots_min,
-            keep_refs=self.policy.keep_refs,
-        )
-        kept = keeping(history, retention, now_ms=now_ms)
+        kept = keeping(history, Retention.of(self.policy), now_ms=now_ms)
         reach = self.reach()
         plan = expiry_plan(history, kept, reach)
         beyond = swept(history, now_ms=now_ms) - set(plan.snapshot_ids)

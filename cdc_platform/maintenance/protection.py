@@ -16,10 +16,12 @@ Rules:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Self
 
 from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT
 from cdc_platform.lake.snapshot import Ref, Snapshot, TableHistory
 from cdc_platform.landing.position import POSITION_TAG, landed
+from cdc_platform.registry.maintenance import Maintenance
 
 MAIN = "main"
 READER = "reader_"
@@ -42,6 +44,12 @@ class Retention:
     age_ms: int
     count_min: int
     keep_refs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, policy: Maintenance) -> Self:
+        """As the policy declares it."""
+        age_ms = int(policy.keep_snapshots_for.total_seconds() * 1000)
+        return cls(age_ms, policy.keep_snapshots_min, policy.keep_refs)
 
 
 @dataclass(frozen=True, slots=True)

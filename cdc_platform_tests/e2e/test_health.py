@@ -94,9 +94,7 @@ def create(spark: Spark, table: str, columns: str, tail: str = "", **properties:
 
 
 def rewrite(spark: Spark, table: str, where: str) -> None:
-    spark.rows(
-        f"CALL lake.system.rewrite_data_files(table => '{table}', where => '{where}', options => {NO_REMOVAL})"
-    )
+    spark.rows(f"CALL lake.system.rewrite_data_files(table => '{table}', where => '{where}', options => {NO_REMOVAL})")
 
 
 def test_deletion_vectors_that_share_a_file_under_several_specs(spark_lake: tuple[Spark, Lake, str]) -> None:
@@ -130,9 +128,7 @@ def test_position_deletes_of_a_spark_merge_and_what_a_rewrite_leaves_of_them(
     properties = {"format-version": "2", "write.delete.granularity": "file"}
     create(spark, table, "id bigint, g int, s string", "PARTITIONED BY (g)", **properties)
     for start in (0, 1000):
-        spark.rows(
-            f"INSERT INTO lake.{table} SELECT id, CAST(id % 4 AS int), 'a' FROM range({start}, {start} + 1000)"
-        )
+        spark.rows(f"INSERT INTO lake.{table} SELECT id, CAST(id % 4 AS int), 'a' FROM range({start}, {start} + 1000)")
     for remainder in (3, 4):
         spark.rows(
             f"MERGE INTO lake.{table} t USING (SELECT id FROM range(2000) WHERE id % 10 = {remainder}) s "
@@ -250,8 +246,6 @@ def test_the_files_that_expiry_takes_are_those_that_no_other_snapshot_reaches(
     local = [p.removeprefix("file:") for p in gone]
     assert not any(Path(p).exists() for p in local)
     assert all(Path(p.removeprefix("file:")).exists() for p in after.files(after.manifests_of))
-
-
 
 
 def test_a_table_with_a_variant_column_is_refused_with_what_to_do(spark_lake: tuple[Spark, Lake, str]) -> None:
