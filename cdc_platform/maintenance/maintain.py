@@ -575,6 +575,15 @@ def _pause_s(conflicts: int) -> float:
     return min(_PAUSE_MAX_S, _PAUSE_S * 2 ** (conflicts - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
+def _first_line(error: Exception) -> str:
+    """What Iceberg said, which is in the cause: the line that names the conflict, without the files that it lists."""
+    said = str(error.__cause__ or error).splitlines() or [""]
+    named = next(
+        (line for line in said if "ValidationException: " in line or "CommitFailedException: " in line), said[0]
+    )
+    return named.rpartition("Exception: ")[2][:120]
+
+
 def _bytes(plan: Plan) -> int:
     found: Mapping[str, float] = plan.figures()
     return int(found.get("data_bytes", found.get("delete_bytes", found.get("manifest_bytes", 0))))
