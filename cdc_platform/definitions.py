@@ -28,7 +28,7 @@ def build_defs(
     `resources` replace those of the same name: tests give `tables` that are in memory.
     """
     deployment = deployment or Deployment.load()
-    platform, watchdog = build_platform(deployment.state)
+    platform, watchdog = build_platform(deployment)
     return dg.Definitions(
         assets=[*build_assets(deployment.registry), *build_maintenance(deployment.registry), platform],
         asset_checks=[*build_checks(deployment.registry), *watchdog],

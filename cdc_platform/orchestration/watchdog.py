@@ -22,6 +22,7 @@ from dagster._core.definitions.selector import InstigatorSelector  # Dagster exp
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, InstigatorTick, TickStatus
 from dagster._utils.schedules import schedule_execution_time_iterator
 
+from cdc_platform.deployment import Deployment
 from cdc_platform.orchestration.outbox import FILE, Outbox, trouble
 
 AUTOMATION = dg.AssetKey(["platform", "automation"])
@@ -169,8 +170,9 @@ def delivery_evaluation(state: Path, *, now: datetime) -> dict[str, Any]:
     }
 
 
-def build_platform(state: Path) -> tuple[dg.AssetSpec, list[dg.AssetChecksDefinition]]:
-    """The asset and its checks; `state` is the deployment's state folder."""
+def build_platform(deployment: Deployment) -> tuple[dg.AssetSpec, list[dg.AssetChecksDefinition]]:
+    """The asset and its checks. Its owners are those of all tables: when it stands still, so does every table."""
+    state = deployment.state
 
     @dg.asset_check(
         name=SENSORS_ARE_RUNNING,
@@ -196,6 +198,7 @@ def build_platform(state: Path) -> tuple[dg.AssetSpec, list[dg.AssetChecksDefini
         AUTOMATION,
         group_name="platform",
         kinds={"dagster"},
+        owners=sorted({owner for table in deployment.registry.tables.values() for owner in table.owners}),
         description="What starts merges, rewrites, checks and alerts: its own sensors and schedules.",
     )
     return spec, [sensors_are_running, alerts_are_delivered]
