@@ -45,8 +45,6 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
     action}]}}; null for a table without a snapshot.
     Exit codes: 0 within the limits, 3 a figure is beyond its limit, 4 a table can't be read.
     """
-    from cdc_platform.maintenance.policy import limits
-
     deployment = Deployment.load(project)
     operations = Operations(deployment)
     names = [table] if table else list(deployment.registry.tables)
@@ -60,7 +58,7 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
             if state is None:
                 found[relation] = None
                 continue
-            findings = limits(state, deployment.table(name).maintenance(stage))
+            findings = operations.findings(name, stage, state)
             found[relation] = asdict(state) | {
                 "snapshot_id": str(state.snapshot_id),
                 "findings": [asdict(finding) for finding in findings],

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cdc_platform.landing.letters import Choice, OpenLetters
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
+    from cdc_platform.maintenance.policy import Finding
     from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
@@ -120,6 +121,14 @@ class Operations:
 
         target_mb = self.deployment.table(name).maintenance(stage).target_file_mb
         return table_health(self.lake, _TABLES[stage](name), target_file_mb=target_mb, with_history=with_history)
+
+    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
+        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
+        from cdc_platform.maintenance.policy import limits, past_retention
+
+        policy, history = self.deployment.table(name).maintenance(stage), self.lake.history(_TABLES[stage](name))
+        past = past_retention(history, policy, time.time_ns() // 1_000_000) if history else None
+        return limits(state, policy, past_retention_ids=past)
 
     def replay(self, name: str, *, into: str) -> "tuple[LandingPosition, RowsApart]":
         """Build `into` from the change log, and compare it with landing, row by row."""

@@ -1,13 +1,19 @@
 """What maintenance has done to a table, as the table itself keeps it.
 
-Belongs here: the record of a run and its place in a table property. Does not: making runs (`maintenance/maintain.py`),
-or learning from them (`maintenance/debt.py`).
+Belongs here: the record of a run, its place in a table property, and how far back the last rewrite lies. Does not:
+making runs (`maintenance/maintain.py`), or learning from them (`maintenance/debt.py`).
 The newest runs of an operation stand in the property `cdc.maintenance.<operation>` as JSON, newest first: the table is
 the state, so a schedule that lost its memory goes on where it was. Lost, it costs one run too early.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.landing.position import HEARTBEAT
 
 Operation = Literal[
     "rewrite_data_files",
@@ -18,19 +24,100 @@ Operation = Literal[
 ]
 PROPERTY = "cdc.maintenance."  # Followed by the operation.
 RUNS_KEPT_MAX = 10
+_TEXT_MAX = 64 * 1024  # Characters; ten runs are 3,000. A longer text is not ours.
+_DIGITS = 3  # After the point of seconds.
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
     """One run that ended well, with or without something to do."""
 
-    at_ms: int  # Its end, UTC.
+    at_ms: _Count  # Its end, UTC.
     snapshot_id: int  # Head after it.
-    took_s: float
+    took_s: _Seconds
     changed: bool  # False: it found nothing to do.
-    rewritten_bytes: int = 0
-    delete_files: int = 0  # Before it.
-    deletes: int = 0  # Rows and keys, before it.
-    read_before_s: float | None = None  # The probe read; None where the operation has none.
-    read_after_s: float | None = None
-    lost_s: float = 0.0  # Work thrown away to conflicts.
+    rewritten_bytes: _Count = 0
+    delete_files: _Count = 0  # Before it.
+    deletes: _Count = 0  # Rows and keys, before it.
+    read_before_s: _Seconds | None = None  # The probe read; None where the operation has none.
+    read_after_s: _Seconds | None = None
+    lost_s: _Seconds = 0.0  # Work thrown away to conflicts.
+    small_files_left: _Count | None = None  # After it; None when nobody counted.
+
+
+_RUNS = TypeAdapter(tuple[PastRun, ...])
+
+
+def past_runs(properties: Mapping[str, str], operation: Operation) -> tuple[PastRun, ...]:
+    """Recorded runs of `operation`, newest first. What can't be read is no run: a record is a hint, not a truth."""
+    text = properties.get(PROPERTY + operation, "[]")
+    if len(text) > _TEXT_MAX:
+        return ()
+    try:
+        return _RUNS.validate_json(text, strict=True)[:RUNS_KEPT_MAX]
+    except ValidationError:
+        return ()
+
+
+def with_run(properties: Mapping[str, str], operation: Operation, run: PastRun) -> tuple[str, str]:
+    """The property and its new value: `run`, then those recorded before it."""
+    kept = (_rounded(run), *past_runs(properties, operation))[:RUNS_KEPT_MAX]
+    return PROPERTY + operation, _RUNS.dump_json(kept, exclude_defaults=True).decode()
+
+
+def _rounded(run: PastRun) -> PastRun:
+    def short(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds, _DIGITS)
+
+    return replace(
+        run,
+        took_s=round(run.took_s, _DIGITS),
+        read_before_s=short(run.read_before_s),
+        read_after_s=short(run.read_after_s),
+        lost_s=round(run.lost_s, _DIGITS),
+    )
+
+
+def rewrote(snapshot: Snapshot) -> bool:
+    """Data files were written anew; a `replace` of delete files or manifests alone is none."""
+    return snapshot.operation == "replace" and int(snapshot.summary.get("deleted-data-files", 0)) > 0
+
+
+def counts(snapshot: Snapshot) -> bool:
+    """It changed rows: no rewrite, and no heartbeat, which says the same position again."""
+    return snapshot.operation != "replace" and HEARTBEAT not in snapshot.summary
+
+
+@dataclass(frozen=True, slots=True)
+class SinceRewrite:
+    """A table since its data files were last rewritten."""
+
+    snapshots: tuple[Snapshot, ...]  # Newest first, without `start`.
+    start: Snapshot | None  # The rewrite, or the head after the last run. None: it is not in the ancestry any more.
+    whole: bool  # False: expiry has cut the ancestry, so there was more than is seen.
+
+    @property
+    def commits(self) -> int:
+        """Commits that changed rows; at least these, unless `whole`."""
+        return sum(map(counts, self.snapshots))
+
+    @property
+    def named(self) -> str:
+        """Where the count begins, for people."""
+        if self.start is not None:
+            return f"{'rewrite' if rewrote(self.start) else 'the run at'} {self.start.snapshot_id}"
+        return "the beginning" if self.whole else "the oldest snapshot that is left"
+
+
+def since_rewrite(history: TableHistory) -> SinceRewrite:
+    """Walk back to the newest rewrite of data files, or to the head after the newest run, which may have made none."""
+    runs = past_runs(history.properties, "rewrite_data_files")
+    run_head = runs[0].snapshot_id if runs else None
+    walked: list[Snapshot] = []
+    for snapshot in history.ancestry():
+        if rewrote(snapshot) or snapshot.snapshot_id == run_head:
+            return SinceRewrite(tuple(walked), snapshot, whole=True)
+        walked.append(snapshot)
+    return SinceRewrite(tuple(walked), None, whole=not walked or walked[-1].parent_id is None)

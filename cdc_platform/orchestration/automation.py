@@ -1,23 +1,28 @@
 """Where an automated operation stands for a table: is it due, from where, and what to do about it.
 
-Belongs here: the two operations, their runs as Dagster records them, and the step that follows. Sensors act
-on it and a check reports it. Does not: the triggers (`hops.merge`, `maintenance.rewrite`), the attempts' rule
-(`attempts.py`), or the objects that Dagster loads.
+Belongs here: the operations, their runs as Dagster records them, and the step that follows. Sensors act on it and a
+check reports it. Does not: the triggers (`hops.merge`, `maintenance`), the attempts' rule (`attempts.py`), how a tick
+goes over tables (`ticks.py`), or the objects that Dagster loads.
+Rules: runs are looked at before tables, so that a run that ends in between still counts as in flight, not as one that
+moved nothing. Of all runs only those in flight are read in each tick, in one query; a table's own runs once it is due.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import dagster as dg
 
 from cdc_platform.hops.merge import merge_decision, merged_through
 from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import curated_key, rewrite_key
 from cdc_platform.orchestration.attempts import (
     Attempt,
     Exhausted,
     Request,
     Step,
+    Wait,
     at_target,
     in_flight,
     next_step,
@@ -28,12 +33,15 @@ from cdc_platform.registry.model import Table
 
 TABLE_TAG = "cdc/table"
 OPERATION_TAG = "cdc/operation"
+STAGE_TAG = "cdc/stage"
 TARGET_TAG = "cdc/target"
 TRIGGER_TAG = "cdc/trigger"
 ATTEMPT_TAG = "cdc/attempt"
 
 _BEGINNING = "beginning"
-_RUNS_READ_MAX = 50  # Far more than attempts_max: enough to see every attempt for one target.
+_MERGE = "merge_curated"
+_RUNS_READ_MAX = 100  # Of a table, its stages together. Far more than attempts_max: every attempt for one target.
+_IN_FLIGHT_READ_MAX = 1_000  # Of all tables: one each, and few tables more than that run at a time.
 _IN_FLIGHT = {
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -53,13 +61,24 @@ class Due:
     counted: tuple[Attempt, ...]
 
 
+# What was read of a table, asked with the attempts that there were: called with none first, which may only say more
+# often that it is due.
+Judge = Callable[[Sequence[Attempt]], Due]
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something that sensors start for one table at a time. Its name is that of its job."""
+    """Something that sensors start for one table at a time. Its name is that of its job, for every stage."""
 
     name: str
+    stage: Stage
     asset: Callable[[str], dg.AssetKey]
-    due: Callable[[Tables, str, Table, Sequence[Attempt]], Due]
+    read: Callable[[Tables, str, Table], Judge]  # Reads metadata, in a thread of its own (`ticks.py`).
+
+    def ran(self, run: dg.DagsterRun) -> bool:
+        """Whether a run of this name was of this stage. Before there was a tag for it, each operation had one stage."""
+        default = "curated" if self.name == _MERGE else "landing"
+        return run.tags.get(STAGE_TAG, default) == self.stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +88,37 @@ class Situation:
     reason: str
     target: str | None  # None while a run is in flight: the tables have not been read.
     step: Step | None
+
+
+class Runs:
+    """Runs of an operation's name as they are when this is made, which is before any table is read."""
+
+    def __init__(self, instance: dg.DagsterInstance, name: str) -> None:
+        self._instance = instance
+        self._name = name
+        self._made = datetime.now(UTC)
+        records = instance.get_run_records(
+            dg.RunsFilter(tags={OPERATION_TAG: name}, statuses=list(_IN_FLIGHT)), limit=_IN_FLIGHT_READ_MAX
+        )
+        self._in_flight = [r.dagster_run for r in records]
+
+    def in_flight(self, operation: Operation, name: str) -> Wait | None:
+        """The newest run of the table that is queued or under way."""
+        ours = (run for run in self._in_flight if run.tags.get(TABLE_TAG) == name and operation.ran(run))
+        return next((Wait(run.run_id) for run in ours), None)
+
+    def earlier(self, operation: Operation, name: str) -> tuple[Attempt, ...] | Wait:
+        """The table's runs that carry our tags, newest first.
+
+        A Wait when one of them has begun or ended since this was made: it knows more than what was read of the table.
+        """
+        records = self._instance.get_run_records(
+            dg.RunsFilter(tags={TABLE_TAG: name, OPERATION_TAG: self._name}), limit=_RUNS_READ_MAX
+        )
+        ours = [record for record in records if operation.ran(record.dagster_run)]
+        if moved := next((r for r in ours if r.update_timestamp > self._made), None):
+            return Wait(moved.dagster_run.run_id)
+        return tuple(_attempt(record.dagster_run) for record in ours)
 
 
 def situation(
@@ -81,16 +131,40 @@ def situation(
     attempts_max: int,
 ) -> Situation:
     """Return where `operation` stands for a table; raises CdcError when its metadata can't be read."""
-    # Runs before tables: a run that ends in between still counts as in flight, not as one that moved nothing.
-    earlier = _earlier(instance, operation, name)
+    runs = Runs(instance, operation.name)
+    judge = None if runs.in_flight(operation, name) else operation.read(tables, name, table)
+    return situation_of(
+        operation, name, judge, runs=runs, attempts_max=attempts_max, require_spark=tables.require_spark
+    )
+
+
+def situation_of(
+    operation: Operation,
+    name: str,
+    judge: Judge | None,
+    *,
+    runs: Runs,
+    attempts_max: int,
+    require_spark: Callable[[], None],
+) -> Situation:
+    """Where an operation stands, from what was read of the table after `runs` was; None was not read."""
+    if running := runs.in_flight(operation, name):
+        return Situation(f"run {running.run_id} is in flight", None, running)
+    assert judge is not None, "only a table with a run in flight is not read"
+    found = judge(())
+    if not found.due:
+        return Situation(found.reason, found.target, None)
+    earlier = runs.earlier(operation, name)
+    if isinstance(earlier, Wait):
+        return Situation(f"run {earlier.run_id} changed while the table was read; look again", None, earlier)
     if running := in_flight(earlier):
         return Situation(f"run {running.run_id} is in flight", None, running)
-    found = operation.due(tables, name, table, earlier)
+    found = judge(earlier)
     if not found.due:
         return Situation(found.reason, found.target, None)
     step = next_step(earlier, found.counted, attempts_max=attempts_max)
     if isinstance(step, Request):
-        tables.require_spark()  # A run without it would only use up an attempt; when it is back, all goes on.
+        require_spark()  # A run without it would only use up an attempt; when it is back, all goes on.
     reason = found.reason
     if isinstance(step, Exhausted):
         reason = (
@@ -101,14 +175,6 @@ def situation(
     return Situation(reason, found.target, step)
 
 
-def _earlier(instance: dg.DagsterInstance, operation: Operation, name: str) -> tuple[Attempt, ...]:
-    """Runs of the operation on the table that carry our tags, newest first."""
-    records = instance.get_run_records(
-        dg.RunsFilter(tags={TABLE_TAG: name, OPERATION_TAG: operation.name}), limit=_RUNS_READ_MAX
-    )
-    return tuple(_attempt(record.dagster_run) for record in records)
-
-
 def _attempt(run: dg.DagsterRun) -> Attempt:
     target = run.tags.get(TARGET_TAG, "")
     if run.status in _IN_FLIGHT:
@@ -117,27 +183,30 @@ def _attempt(run: dg.DagsterRun) -> Attempt:
     return Attempt(run.run_id, target, "succeeded" if succeeded else "failed")
 
 
-def _merge_due(tables: Tables, name: str, _table: Table, earlier: Sequence[Attempt]) -> Due:
+def _read_merge(tables: Tables, name: str, _table: Table) -> Judge:
     landing, curated = tables.landing(name), tables.curated(name)
     decision = merge_decision(landing, curated)
     start = merged_through(landing, curated) if landing else None
     target = str(start.snapshot_id) if start else _BEGINNING
     # Successes count too: a merge that succeeds moves the target, so one that did not would go on for ever.
-    return Due(decision.due, decision.reason, target, at_target(earlier, target))
+    return lambda earlier: Due(decision.due, decision.reason, target, at_target(earlier, target))
 
 
-def _rewrite_due(tables: Tables, name: str, table: Table, earlier: Sequence[Attempt]) -> Due:
+def _read_rewrite(tables: Tables, name: str, table: Table) -> Judge:
     landing = tables.landing(name)
     rewritten = landing.newest(lambda s: s.operation == "replace") if landing else None
     target = str(rewritten.snapshot_id) if rewritten else _BEGINNING
-    attempts = at_target(earlier, target)
-    # A rewrite that found nothing to do made no snapshot: it is due again after as many commits once more.
-    found_nothing = sum(attempt.state == "succeeded" for attempt in attempts)
-    decision = rewrite_decision(
-        landing, commits_max=table.maintenance("landing").rewrite_after_commits * (1 + found_nothing)
-    )
-    return Due(decision.due, decision.reason, target, since_success(attempts))
+    commits_max = table.maintenance("landing").rewrite_after_commits
+
+    def judge(earlier: Sequence[Attempt]) -> Due:
+        attempts = at_target(earlier, target)
+        # A rewrite that found nothing to do made no snapshot: it is due again after as many commits once more.
+        found_nothing = sum(attempt.state == "succeeded" for attempt in attempts)
+        decision = rewrite_decision(landing, commits_max=commits_max * (1 + found_nothing))
+        return Due(decision.due, decision.reason, target, since_success(attempts))
+
+    return judge
 
 
-MERGE = Operation("merge_curated", curated_key, _merge_due)
-REWRITE = Operation("rewrite_data_files", rewrite_key, _rewrite_due)
+MERGE = Operation(_MERGE, "curated", curated_key, _read_merge)
+REWRITE = Operation("rewrite_data_files", "landing", rewrite_key, _read_rewrite)

@@ -6,13 +6,13 @@ checks of a stage share one reading. *Unknown* (a side gave no answer, or the st
 only a stage that was read at the cut and differs is an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from cdc_platform.operations import Stage
-from cdc_platform.maintenance.policy import Group, limits
+from cdc_platform.maintenance.policy import Finding, Group
 from cdc_platform.orchestration.assets import (
     curated_key,
     curated_metadata,
@@ -26,7 +26,6 @@ from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, sit
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.maintenance import health_metadata, stage_key
 from cdc_platform.orchestration.resources import Tables
-from cdc_platform.registry.maintenance import Maintenance
 from cdc_platform.registry.model import Registry, Table
 
 if TYPE_CHECKING:
@@ -64,8 +63,8 @@ def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
         found += [
             _convergence(name, table, "landing"),
             _convergence(name, table, "curated"),
-            _health(name, table, "landing"),
-            _health(name, table, "curated"),
+            _health(name, "landing"),
+            _health(name, "curated"),
             _dead_letters(name),
             _automation(MERGE, name, table, registry.automation.attempts_max),
             _automation(REWRITE, name, table, registry.automation.attempts_max),
@@ -168,8 +167,8 @@ def _confirm(context: dg.AssetCheckExecutionContext, tables: Tables, name: str, 
     )
 
 
-def _health(name: str, table: Table, stage: Stage) -> dg.AssetChecksDefinition:
-    key, policy = stage_key(stage, name), table.maintenance(stage)
+def _health(name: str, stage: Stage) -> dg.AssetChecksDefinition:
+    key = stage_key(stage, name)
 
     @dg.multi_asset_check(
         name=f"{stage}_{name}_health",
@@ -182,20 +181,21 @@ def _health(name: str, table: Table, stage: Stage) -> dg.AssetChecksDefinition:
     ) -> Iterator[dg.AssetCheckResult]:
         with as_failure():
             state = tables.health(name, stage, with_history=True)
+            found = tables.findings(name, stage, state) if state else ()
         for check in sorted(context.selected_asset_check_keys, key=lambda k: k.name):
-            yield health_result(state, policy, check)
+            yield health_result(state, found, check)
 
     return healthy
 
 
 def health_result(
-    state: "TableHealth | None", policy: Maintenance, check: dg.AssetCheckKey
+    state: "TableHealth | None", findings: Sequence[Finding], check: dg.AssetCheckKey
 ) -> dg.AssetCheckResult:
     """What a table's state means for one check: beyond a limit is a warning, for nothing is wrong but slow or large."""
     if state is None:
         metadata: dict[str, Any] = {"reason": "the table has no snapshot yet"}
         return dg.AssetCheckResult(check_name=check.name, asset_key=check.asset_key, passed=True, metadata=metadata)
-    found = [f for f in limits(state, policy) if f.group == _HEALTH[check.name][0]]
+    found = [f for f in findings if f.group == _HEALTH[check.name][0]]
     metadata = health_metadata(state)
     if found:
         rows = [(f.figure, f"{f.measured:,.6g}", f"{f.limit:,.6g}", f.action) for f in found]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cdc_platform.landing.letters import Choice
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
+    from cdc_platform.maintenance.policy import Finding
     from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
@@ -61,6 +62,10 @@ class Tables(Protocol):
 
     def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
         """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
+        ...
+
+    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
+        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
         ...
 
     def slot_lag(self, name: str) -> "SlotLag":

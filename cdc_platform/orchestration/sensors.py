@@ -1,16 +1,18 @@
 """What reacts to the tables: reports landing's snapshots, starts merges and rewrites.
 
 Belongs here: sensors, one for each operation over all tables. Does not: whether something is due or tried
-again (`automation.py`). A tick reads metadata and run records alone.
+again (`automation.py`), deadlines (`ticks.py`). A tick reads metadata and run records alone.
 Rules: a table that can't be read costs only itself, because a tick that raises loses its cursor and all that
 it found; when no table can be read the tick does raise, so that it shows. The state is in the tables, in the
-run records and in the check's last result: a lost cursor costs one more event and no run.
+run records and in the check's last result: a lost cursor costs one more event and no run. Tables are read in threads;
+Dagster's instance is asked in the tick's own.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -33,16 +35,20 @@ from cdc_platform.orchestration.automation import (
     MERGE,
     OPERATION_TAG,
     REWRITE,
+    STAGE_TAG,
     TABLE_TAG,
     TARGET_TAG,
     TRIGGER_TAG,
+    Judge,
     Operation,
+    Runs,
     Situation,
-    situation,
+    situation_of,
 )
 from cdc_platform.orchestration.checks import AUTOMATION_SUCCEEDS
 from cdc_platform.orchestration.jobs import merge_curated, rewrite_data_files
 from cdc_platform.orchestration.resources import Tables
+from cdc_platform.orchestration.ticks import for_each
 from cdc_platform.registry.model import Registry, Table
 
 _CURSOR_VERSION = 1
@@ -54,9 +60,9 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     """The sensors of a registry."""
     return [
         _landing_snapshots(registry),
-        _starting(MERGE, merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."),
+        _starting([MERGE], merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."),
         _starting(
-            REWRITE,
+            [REWRITE],
             rewrite_data_files,
             registry,
             interval_s=15,
@@ -65,35 +71,25 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     ]
 
 
-def _for_each_table(
-    context: dg.SensorEvaluationContext, registry: Registry, act: Callable[[str, Table], str]
-) -> list[str]:
-    """Call `act` on each table; return what it says of each. Raises when none of them could be read."""
-    reasons: list[str] = []
-    failures: list[Exception] = []
-    for name, table in registry.tables.items():
-        try:
-            reason = act(name, table)
-        except Exception as error:
-            context.log.exception(f"{name} was left out of this tick")
-            failures.append(error)
-            reason = f"{type(error).__name__}: {error}"
-        reasons.append(f"{name}: {reason}")
-    if len(failures) == len(registry.tables):
-        raise failures[0]
-    return reasons
-
-
 def _starting(
-    operation: Operation,
+    operations: Sequence[Operation],
     job: Any,  # What define_asset_job returns has no public name.
     registry: Registry,
     *,
     interval_s: int,
     about: str,
 ) -> dg.SensorDefinition:
+    """The sensor of one operation, which may be of several stages."""
+    [operation_name] = {operation.name for operation in operations}
+    # A table is told by its name, and by its stage where there are several.
+    subjects = {
+        name if len(operations) == 1 else f"{operation.stage}.{name}": (operation, name)
+        for name in registry.tables
+        for operation in operations
+    }
+
     @dg.sensor(
-        name=f"{operation.name}_sensor",
+        name=f"{operation_name}_sensor",
         job=job,
         minimum_interval_seconds=interval_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -103,38 +99,74 @@ def _starting(
     def starting(context: dg.SensorEvaluationContext, tables: dg.ResourceParam[Tables]) -> dg.SensorResult:
         requests: list[dg.RunRequest] = []
         events: list[_Event] = []
+        runs = Runs(context.instance, operation_name)
+        failed_targets = _FailedTargets(context.instance, [_automation_key(*subject) for subject in subjects.values()])
+        require_spark = _once(tables.require_spark)
 
-        def act(name: str, table: Table) -> str:
-            found = situation(
+        def read(subject: str) -> Judge | None:
+            operation, name = subjects[subject]
+            return None if runs.in_flight(operation, name) else operation.read(tables, name, registry.tables[name])
+
+        def act(subject: str, judge: Judge | None) -> str:
+            operation, name = subjects[subject]
+            found = situation_of(
                 operation,
                 name,
-                table,
-                tables=tables,
-                instance=context.instance,
+                judge,
+                runs=runs,
                 attempts_max=registry.automation.attempts_max,
+                require_spark=require_spark,
             )
-            events.extend(_automation_events(context.instance, operation, name, found))
+            events.extend(_automation_events(failed_targets, _automation_key(operation, name), found))
             if isinstance(found.step, Request):
                 requests.append(_run_request(operation, name, found, found.step))
             return found.reason
 
-        reasons = _for_each_table(context, registry, act)
+        passed = for_each([*subjects], read, act, first=_first(context.cursor), log=context.log)
+        cursor = json.dumps({"v": _CURSOR_VERSION, "first": passed.first}) if passed.first else None
         if requests:
-            return dg.SensorResult(run_requests=requests, asset_events=events)
-        return dg.SensorResult(skip_reason="; ".join(reasons), asset_events=events)
+            return dg.SensorResult(run_requests=requests, asset_events=events, cursor=cursor)
+        return dg.SensorResult(skip_reason="; ".join(passed.reasons), asset_events=events, cursor=cursor)
 
     return starting
+
+
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    """`act`, done at the first call; each call after it ends as that one did."""
+
+    @cache
+    def error() -> Exception | None:
+        try:
+            act()
+        except Exception as raised:  # Raised below, for each caller.
+            return raised
+        return None
+
+    def once() -> None:
+        if raised := error():
+            raise raised
+
+    return once
+
+
+def _first(cursor: str | None) -> str:
+    """Which table has the first turn: the cursor is a hint, one that can't be read says nothing."""
+    try:
+        return str(json.loads(cursor or "{}").get("first", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def _run_request(operation: Operation, name: str, found: Situation, step: Request) -> dg.RunRequest:
     target = str(found.target)
     return dg.RunRequest(
-        run_key=f"{name}:{operation.name}:{target}:attempt{step.number}:after:{step.after or 'none'}",
+        run_key=f"{operation.stage}.{name}:{operation.name}:{target}:attempt{step.number}:after:{step.after or 'none'}",
         asset_selection=[operation.asset(name)],
         asset_check_keys=[],  # Else the asset's checks come along, whatever the job selects.
         tags={
             TABLE_TAG: name,
             OPERATION_TAG: operation.name,
+            STAGE_TAG: operation.stage,
             TARGET_TAG: target,
             TRIGGER_TAG: found.reason,
             ATTEMPT_TAG: str(step.number),
@@ -142,15 +174,18 @@ def _run_request(operation: Operation, name: str, found: Situation, step: Reques
     )
 
 
+def _automation_key(operation: Operation, name: str) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(operation.asset(name), AUTOMATION_SUCCEEDS)
+
+
 def _automation_events(
-    instance: dg.DagsterInstance, operation: Operation, name: str, found: Situation
+    failed_targets: "_FailedTargets", key: dg.AssetCheckKey, found: Situation
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """A failed check once the attempts for a target are used up, a passed one once it has moved on."""
     if found.target is None:
         return
-    key = dg.AssetCheckKey(operation.asset(name), AUTOMATION_SUCCEEDS)
     exhausted = isinstance(found.step, Exhausted)
-    failed_target = _failed_target(instance, key)
+    failed_target = failed_targets.of(key)
     if found.target == failed_target or (failed_target is None and not exhausted):
         return
     yield dg.AssetCheckEvaluation(
@@ -161,12 +196,23 @@ def _automation_events(
     )
 
 
-def _failed_target(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> str | None:
-    """Target for which the check last failed, or None when its last result is not a failure."""
-    records = instance.event_log_storage.get_asset_check_execution_history(key, limit=_CHECK_RECORDS_READ_MAX)
-    evaluations = (r.evaluation for r in records if isinstance(r.evaluation, dg.AssetCheckEvaluation))
-    newest = next(evaluations, None)
-    return str(newest.metadata["target"].value) if newest and not newest.passed else None
+class _FailedTargets:
+    """For which target each check failed last. One query for all of them; more for one whose newest run is not done."""
+
+    def __init__(self, instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]) -> None:
+        self._storage = instance.event_log_storage
+        self._newest = self._storage.get_latest_asset_check_execution_by_key(keys)
+
+    def of(self, key: dg.AssetCheckKey) -> str | None:
+        """Target for which the check last failed, or None when its last result is not a failure."""
+        if (newest := self._newest.get(key)) is None:
+            return None
+        records: Sequence[Any] = [newest]
+        if not isinstance(newest.evaluation, dg.AssetCheckEvaluation):  # Planned.
+            records = self._storage.get_asset_check_execution_history(key, limit=_CHECK_RECORDS_READ_MAX)
+        evaluations = (r.evaluation for r in records if isinstance(r.evaluation, dg.AssetCheckEvaluation))
+        last = next(evaluations, None)
+        return str(last.metadata["target"].value) if last and not last.passed else None
 
 
 def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
@@ -180,31 +226,52 @@ def _landing_snapshots(registry: Registry) -> dg.SensorDefinition:
         seen = _parsed(context.cursor)
         events: list[_Event] = []
 
-        def act(name: str, table: Table) -> str:
-            before = seen.get(name, Seen())
-            letters_id = _letters_id(tables, name)
-            if letters_id != before.letters_id:
-                metadata = letters_metadata(tables.letters(name)) | {"snapshot_id": letters_id}
-                events.append(dg.AssetMaterialization(dead_letters_key(name), metadata=metadata))
-            seen[name] = before = before._replace(letters_id=letters_id)
-            history = tables.landing(name)
-            newest = history.newest(advanced) if history else None
-            if history is None or newest is None:
-                return "landing has no snapshot yet; the first comes with the initial load"
-            seen[name] = Seen(str(newest.snapshot_id), _columns_text(history), letters_id)
-            if seen[name].snapshot_id == before.snapshot_id:
-                return f"nothing since snapshot {before.snapshot_id}; the sink's next commit is reported"
-            events.extend(_landing_events(name, table, history, newest, before))
-            if seen[name].columns != before.columns:
-                events.append(_schema_event(table, history))
-            return f"reported through snapshot {newest.snapshot_id}"
+        def act(name: str, news: News) -> str:
+            seen[name] = news.seen
+            events.extend(news.events)
+            return news.reason
 
-        reasons = _for_each_table(context, registry, act)
-        cursor = json.dumps({"v": _CURSOR_VERSION, "seen": seen})
+        passed = for_each(
+            [*registry.tables],
+            lambda name: _news(tables, name, registry.tables[name], seen.get(name, Seen())),
+            act,
+            first=_first(context.cursor),
+            log=context.log,
+        )
+        cursor = json.dumps({"v": _CURSOR_VERSION, "seen": seen, "first": passed.first})
         # To Dagster a tick without a run is a skip, though its events are stored.
-        return dg.SensorResult(skip_reason="; ".join(reasons), asset_events=events, cursor=cursor)
+        return dg.SensorResult(skip_reason="; ".join(passed.reasons), asset_events=events, cursor=cursor)
 
     return landing_snapshots
+
+
+def _news(tables: Tables, name: str, table: Table, before: "Seen") -> "News":
+    """Read one table, and make the events of what is new in it."""
+    events: list[_Event] = []
+    letters_id = _letters_id(tables, name)
+    if letters_id != before.letters_id:
+        metadata = letters_metadata(tables.letters(name)) | {"snapshot_id": letters_id}
+        events.append(dg.AssetMaterialization(dead_letters_key(name), metadata=metadata))
+    seen = before._replace(letters_id=letters_id)
+    history = tables.landing(name)
+    newest = history.newest(advanced) if history else None
+    if history is None or newest is None:
+        return News("landing has no snapshot yet; the first comes with the initial load", seen, events)
+    seen = Seen(str(newest.snapshot_id), _columns_text(history), letters_id)
+    if seen.snapshot_id == before.snapshot_id:
+        return News(f"nothing since snapshot {before.snapshot_id}; the sink's next commit is reported", seen, events)
+    events.extend(_landing_events(name, table, history, newest, before))
+    if seen.columns != before.columns:
+        events.append(_schema_event(table, history))
+    return News(f"reported through snapshot {newest.snapshot_id}", seen, events)
+
+
+class News(NamedTuple):
+    """What one table has to tell in this tick."""
+
+    reason: str
+    seen: "Seen"
+    events: list[_Event]
 
 
 class Seen(NamedTuple):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from cdc_platform.registry.declared import Declared, Duration, Name
 
 Stage = Literal["landing", "curated"]
+_DAY_MIN = 24 * 60
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 
 
@@ -93,6 +94,12 @@ class Maintenance(MaintenanceKeys):
                     f"`{inner}` is {small} and `{outer}` is {large}: raise `{outer}` to {small} at least, or lower "
                     f"`{inner}`"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _some_minute_is_not_quiet(self) -> Self:
+        if self.quiet_hours and len({m for hours in self.quiet_hours for m in _minutes_of(hours)}) == _DAY_MIN:
+            raise ValueError("`quiet_hours` cover the whole day: leave some minutes in which maintenance may start")
         return self
 
     def under(self, keys: MaintenanceKeys) -> "Maintenance":
@@ -205,3 +212,8 @@ def quiet_minutes(hours: str) -> tuple[int, int]:
     """Begin and end of an entry of `quiet_hours` in minutes after midnight, UTC; the form has been checked."""
     begin, end = (datetime.strptime(side, "%H:%M").time() for side in hours.split("-"))
     return begin.hour * 60 + begin.minute, end.hour * 60 + end.minute
+
+
+def _minutes_of(hours: str) -> list[int]:
+    begin, end = quiet_minutes(hours)
+    return [minute % _DAY_MIN for minute in range(begin, end if begin < end else end + _DAY_MIN)]

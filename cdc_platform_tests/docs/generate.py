@@ -25,6 +25,7 @@ from cdc_platform.landing import commit, dead_letters, events, position
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
 from cdc_platform.registry.declared import Name
+from cdc_platform.registry.maintenance import BUILT_IN, Maintenance, MaintenanceClass, MaintenanceKeys
 from cdc_platform.source import types as source_types
 
 REPOSITORY = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def tables() -> str:
         f"A *name* matches `{_pattern(Name)}`, 40 characters at most: it becomes part of slots, "
         "Iceberg tables and asset keys."
     )
-    return _page("tables.yaml", about, *_sections(model.Registry, ""))
+    return _page("tables.yaml", about, *_sections(model.Registry, ""), *_maintenance_classes())
 
 
 def _sections(declared: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -60,7 +61,8 @@ def _sections(declared: type[BaseModel], prefix: str) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     nested: list[tuple[type[BaseModel], str]] = []
-    for name, info in declared.model_fields.items():
+    own, told_elsewhere = _fields(declared)
+    for name, info in own:
         inner, named = _nested(info.annotation)
         path = f"{prefix}.{name}".lstrip(".") + (".<name>" if named else "")
         kind = _type(info.annotation, info.metadata)
@@ -69,16 +71,49 @@ def _sections(declared: type[BaseModel], prefix: str) -> Iterator[str]:
             kind = f"{'one section for each name' if named else 'section'} [`{path}`](#{_anchor(path)})"
         meaning = info.description or (_first_paragraph(inner) if inner is not None else "")
         meaning = meaning.replace("<", "\\<")  # Or a browser takes `<table>` for HTML.
-        yield f"| `{name}` | {kind} | {_default(info, inner)} | {meaning} |".replace("  ", " ")
+        yield f"| `{info.alias or name}` | {kind} | {_default(info, inner)} | {meaning} |".replace("  ", " ")
+    if told_elsewhere:
+        path = "maintenance.<name>"
+        yield f"| any key of [`{path}`](#{_anchor(path)}) but `like` | | the class's | What differs from the class. |"
     yield ""
     for inner, path in nested:
         yield from _sections(inner, path)
 
 
+def _fields(declared: type[BaseModel]) -> tuple[list[tuple[str, FieldInfo]], bool]:
+    """A section's own keys first; the many of a maintenance policy are told once, where classes are declared."""
+    fields = declared.model_fields.items()
+    if not issubclass(declared, MaintenanceKeys):
+        return list(fields), False
+    own = [(name, info) for name, info in fields if name not in MaintenanceKeys.model_fields]
+    if declared is MaintenanceClass:
+        return [*own, *MaintenanceKeys.model_fields.items()], False
+    return own, True
+
+
+def _maintenance_classes() -> Iterator[str]:
+    yield "## Built-in maintenance classes"
+    yield ""
+    yield "| class | differs from `standard` in | because |"
+    yield "| --- | --- | --- |"
+    standard = Maintenance()
+    for name, one in BUILT_IN.items():
+        differing = [
+            f"`{key}: {_written(value)}`"
+            for key in Maintenance.model_fields
+            if (value := getattr(one.policy, key)) != getattr(standard, key)
+        ]
+        yield f"| `{name}` | {', '.join(differing)} | {one.why} |".replace("  ", " ")
+    yield ""
+
+
 def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     """The model that a key holds, and whether it holds one for each name."""
+    if get_origin(annotation) is typing.Annotated:
+        return _nested(get_args(annotation)[0])
     named = get_origin(annotation) is dict
     candidates = get_args(annotation)[1:] if named else (annotation, *get_args(annotation))
+    candidates = [get_args(c)[0] if get_origin(c) is typing.Annotated else c for c in candidates]
     models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
     return (models[0] if models else None), named
 
@@ -113,7 +148,7 @@ def _bound(constraint: Any) -> str:
     for attribute, words in told.items():
         value = getattr(constraint, attribute, None)
         if value is not None and value not in {1, timedelta(0)}:
-            return f"{words} {value}"
+            return f"{words} {_written(value)}"
         if value == 1 and attribute == "min_length" and not hasattr(constraint, "strip_whitespace"):
             return "not empty"
     return ""
@@ -131,16 +166,23 @@ def _default(info: FieldInfo, inner: type[BaseModel] | None) -> str:
     if info.is_required():
         return "required"
     value = info.default
-    if isinstance(value, timedelta):
-        unit, seconds = next((u, s) for u, s in _UNITS if not value.total_seconds() % s)
-        return f"`{int(value.total_seconds() // seconds)}{unit}`"
     if value is None:
         return "none"
     if inner is not None:
         return "its defaults"
     if value in ((), "", {}):
         return "empty"
-    return f"`{value}`"
+    return f"`{_written(value)}`"
+
+
+def _written(value: Any) -> str:
+    """A value as tables.yaml spells it."""
+    if isinstance(value, timedelta):
+        unit, seconds = next((u, s) for u, s in _UNITS if not value.total_seconds() % s)
+        return f"{int(value.total_seconds() // seconds)}{unit}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, typing.cast('tuple[object, ...]', value)))}]"
+    return str(value)
 
 
 def _first_paragraph(declared: type[BaseModel]) -> str:
@@ -316,6 +358,7 @@ _EVENTS = {
 _RUN_TAGS = {
     automation.TABLE_TAG: "Name of the table in tables.yaml.",
     automation.OPERATION_TAG: "The operation, which is its job's name.",
+    automation.STAGE_TAG: "The stage it works on. A run from before this tag: `curated` of a merge, else `landing`.",
     automation.TARGET_TAG: "Where the operation starts from: attempts are counted for one target.",
     automation.TRIGGER_TAG: "Why the sensor asked for the run.",
     automation.ATTEMPT_TAG: "Number of this attempt, from 1.",

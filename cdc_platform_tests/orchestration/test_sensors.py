@@ -29,10 +29,11 @@ def test_a_merge_is_requested_for_landing_that_moved_and_once() -> None:
     [request] = d.tick().run_requests or ()
     assert request.asset_selection == [dg.AssetKey(["curated", "orders"])]
     assert request.asset_check_keys == [], "a comparison would wait for the merge after this one"
-    assert request.run_key == "orders:merge_curated:beginning:attempt1:after:none"
+    assert request.run_key == "curated.orders:merge_curated:beginning:attempt1:after:none"
     assert request.tags == {
         "cdc/table": "orders",
         "cdc/operation": "merge_curated",
+        "cdc/stage": "curated",
         "cdc/target": "beginning",
         "cdc/trigger": "1 landing commits since the beginning",
         "cdc/attempt": "1",

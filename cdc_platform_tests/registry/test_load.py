@@ -1,5 +1,6 @@
 """tables.yaml: what is accepted, and for each wrong entry the file, the line, the path and the remedy."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from cdc_platform.errors import ConfigError
 from cdc_platform.registry.load import load_registry
+from cdc_platform.registry.maintenance import BUILT_IN, Maintenance
+from cdc_platform.registry.model import Table
 
 GOOD = """\
 deployment: shop
@@ -35,7 +38,6 @@ def test_durations_have_units_and_defaults_are_filled(tmp_path: Path) -> None:
     assert orders.landing.window == timedelta(milliseconds=500)
     assert orders.convergence.within == timedelta(seconds=90)
     assert orders.curated.freshness == timedelta(hours=2)
-    assert orders.maintenance("landing").rewrite_after_commits == 10
 
 
 def test_the_projects_own_registry_loads_with_two_tables() -> None:
@@ -162,3 +164,127 @@ def test_partition_columns_are_those_that_the_table_may_not_lose(tmp_path: Path)
     load(tmp_path, GOOD.replace("{window: 500ms}", f"{{partition_by: {fields}}}"))
     orders = load_registry(tmp_path / "tables.yaml").tables["orders"]
     assert orders.named_columns["landing.partition_by"] == ("region", "id", "code", "placed at")
+
+
+def tables(tmp_path: Path, text: str) -> Mapping[str, Table]:
+    (tmp_path / "tables.yaml").write_text(text)
+    return load_registry(tmp_path / "tables.yaml").tables
+
+
+LANDING, CURATED = "landing: {window: 500ms}", "curated: {contract: [status], freshness: 2h}"
+
+
+def declaring(classes: str, landing: str = "", curated: str = "") -> str:
+    """The good registry with these classes, and more in the table's stages."""
+    assert GOOD.count(LANDING) == GOOD.count(CURATED) == 1
+    text = GOOD.replace(LANDING, f"landing: {{window: 500ms, {landing}}}" if landing else LANDING)
+    text = text.replace(CURATED, f"curated: {{contract: [status], {curated}}}" if curated else CURATED)
+    return text + (f"maintenance:\n  {classes}\n" if classes else "")
+
+
+def test_a_table_that_says_nothing_has_the_built_in_class_of_each_stage(tmp_path: Path) -> None:
+    orders = tables(tmp_path, GOOD)["orders"]
+    assert orders.maintenance("landing") == BUILT_IN["hot"].policy
+    assert orders.maintenance("curated") == BUILT_IN["standard"].policy == Maintenance()
+    assert orders.maintenance("landing").rewrite_after_commits == 10
+
+
+def test_an_override_changes_what_it_gives_and_nothing_else(tmp_path: Path) -> None:
+    orders = tables(
+        tmp_path,
+        declaring(
+            "nightly: {like: hot, rewrite_small_files: 7, quiet_hours: ['08:00-18:00']}",
+            "maintenance: {class: nightly, min_interval: 2m}",
+            "maintenance: audit",
+        ),
+    )["orders"]
+    hot = BUILT_IN["hot"].policy
+    assert orders.maintenance("landing") == hot.model_copy(
+        update={
+            "rewrite_small_files": 7,
+            "quiet_hours": ("08:00-18:00",),
+            "min_interval": timedelta(minutes=2),
+        }
+    )
+    assert orders.maintenance("curated") == BUILT_IN["audit"].policy
+
+
+def test_a_figure_that_is_given_at_its_general_default_is_still_given(tmp_path: Path) -> None:
+    default = Maintenance().rewrite_after_commits
+    orders = tables(tmp_path, declaring("", f"maintenance: {{rewrite_after_commits: {default}}}"))["orders"]
+    assert BUILT_IN["hot"].policy.rewrite_after_commits != default
+    assert orders.maintenance("landing").rewrite_after_commits == default
+    assert orders.maintenance("landing").keep_snapshots_for == BUILT_IN["hot"].policy.keep_snapshots_for
+
+
+def test_classes_start_from_one_another_in_any_order(tmp_path: Path) -> None:
+    classes = "a: {like: b, alarm_at: 9}\n  b: {like: c, rewrite_small_files: 8}\n  c: {like: audit, alarm_at: 2}"
+    found = tables(tmp_path, declaring(classes, curated="maintenance: a"))["orders"].maintenance("curated")
+    assert (found.alarm_at, found.rewrite_small_files, found.keep_snapshots_for) == (9, 8, timedelta(days=90))
+
+
+@pytest.mark.parametrize(
+    "landing", ["rewrite_after_commits: 20", "rewrite_after_commits: 20, maintenance: {rewrite_after_commits: 20}"]
+)
+def test_the_short_cut_is_the_key_of_its_name(tmp_path: Path, landing: str) -> None:
+    assert tables(tmp_path, declaring("", landing))["orders"].maintenance("landing").rewrite_after_commits == 20
+
+
+@pytest.mark.parametrize("hours", ["['22:00-06:00']", "['00:00-23:59']", "['00:00-12:00', '13:00-00:00']", "[]"])
+def test_quiet_hours_may_be_any_part_of_the_day(tmp_path: Path, hours: str) -> None:
+    tables(tmp_path, declaring(f"a: {{quiet_hours: {hours}}}"))
+
+
+@pytest.mark.parametrize(
+    "keys", ["orphans_min_age: 24h", "target_file_mb: 1024", "group_mb_max: 102400", "rewrite_by: model"]
+)
+def test_figures_at_their_bounds_are_accepted(tmp_path: Path, keys: str) -> None:
+    tables(tmp_path, declaring(f"a: {{{keys}}}"))
+
+
+IN_LANDING, IN_CLASSES = ":10: tables.orders.landing", ":13: maintenance."
+
+
+@pytest.mark.parametrize(
+    ("classes", "landing", "where", "what", "action"),
+    [
+        ("hot: {}", "", IN_CLASSES + "hot", "`hot` is a built-in class: declare one of another name", "Correct"),
+        ("a: {like: b}", "", IN_CLASSES + "a.like", "no class is called `b` (known: audit, hot, standard)", "Correct"),
+        ("a: {like: a}", "", IN_CLASSES + "a.like", "in a circle: a → a", "Correct"),
+        ("c: {like: a}\n  a: {like: b}\n  b: {like: a}", "", ":14: maintenance.a.like", "a → b → a", "Correct"),
+        ("a: {quiet_hours: ['8-18']}", "", IN_CLASSES + "a.quiet_hours[0]", "should match pattern", "Correct"),
+        ("a: {quiet_hours: ['24:00-06:00']}", "", IN_CLASSES + "a.quiet_hours[0]", "should match pattern", "Correct"),
+        ("a: {quiet_hours: ['08:00-08:00']}", "", IN_CLASSES + "a.quiet_hours[0]", "same minute", "Correct"),
+        ("a: {quiet_hours: ['00:00-12:00', '12:00-00:00']}", "", IN_CLASSES + "a", "cover the whole day", "Correct"),
+        ("a: {orphans_min_age: 23h}", "", IN_CLASSES + "a.orphans_min_age", "equal to 1 day", "Correct"),
+        ("a: {rewrite_after_commit: 9}", "", IN_CLASSES + "a.rew", "not known", "`rewrite_after_commits`?"),
+        ("a: {target_file_mb: 1025}", "", IN_CLASSES + "a", "raise `group_mb_max` to 1025 at least", "Correct"),
+        ("a: {group_mb_max: 102401}", "", IN_CLASSES + "a", "raise `run_mb_max` to 102401 at least", "Correct"),
+        ("a: {}", "maintenance: b", IN_LANDING + ".maintenance", "(known: a, audit, hot, standard)", "Correct"),
+        ("", "maintenance: {class: b}", IN_LANDING + ".maintenance.class", "no class is called `b`", "Correct"),
+        ("", "maintenance: {clas: hot}", IN_LANDING + ".maintenance.clas", "not known", "Did you mean `class`"),
+        ("", "maintenance: {like: hot}", IN_LANDING + ".maintenance.like", "not known", "Known here: alarm_at, class"),
+        (
+            "a: {group_mb_max: 200}",
+            "maintenance: {class: a, target_file_mb: 201}",
+            IN_LANDING + ".maintenance",
+            "`target_file_mb` is 201 and `group_mb_max` is 200",
+            "Correct",
+        ),
+        (
+            "",
+            "rewrite_after_commits: 20, maintenance: {rewrite_after_commits: 21}",
+            IN_LANDING,
+            "`rewrite_after_commits` is 20 and in `maintenance` 21: remove one",
+            "Correct",
+        ),
+    ],
+)
+def test_a_wrong_maintenance_stops_the_load_where_it_stands(
+    tmp_path: Path, classes: str, landing: str, where: str, what: str, action: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, declaring(classes, landing))
+    assert where in raised.value.where
+    assert what in raised.value.what
+    assert action in raised.value.action

@@ -1,0 +1,513 @@
+"""When each operation is due, why not, and what is alarming."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.landing.position import HEARTBEAT
+from cdc_platform.maintenance.health import TableHealth
+from cdc_platform.maintenance.plan import Kept
+from cdc_platform.maintenance.policy import (
+    HISTORY_BYTES_MIN,
+    METADATA_BYTES_MAX,
+    Decision,
+    expiry_due,
+    limits,
+    past_retention,
+    positions_due,
+    quiet,
+    rewrite_due,
+)
+from cdc_platform.maintenance.runs import PROPERTY, Operation, PastRun, with_run
+from cdc_platform.registry.maintenance import Maintenance
+from cdc_platform_tests.builders import history
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+NOW_MS = 20_000 * DAY_MS + 12 * HOUR_MS  # 2024-10-04, noon.
+POLICY = Maintenance(
+    rewrite_after_commits=10,
+    rewrite_delete_files=100,
+    rewrite_delete_ratio=0.5,
+    rewrite_small_files=50,
+    positions_after_files=5,
+    expire_after_snapshots=20,
+)
+COMMIT = ("overwrite", {"total-records": "1000"})
+REWRITE = ("replace", {"deleted-data-files": "3", "total-records": "1000"})
+RUN = PastRun(NOW_MS - HOUR_MS, 2, took_s=30.0, changed=True)
+
+
+def table(*snapshots: tuple[str, dict[str, str]], commits: int = 0, **totals: int) -> TableHistory:
+    """These snapshots, then `commits` of the sink; the head's summary has `totals`. One a second, the head now."""
+    made = history("landing.t", *snapshots, *[COMMIT] * commits)
+    last = len(made.snapshots)
+    dated = {n: replace(s, timestamp_ms=NOW_MS - 1000 * (last - n)) for n, s in made.snapshots.items()}
+    if last:
+        summary = {**dated[last].summary, **{f"total-{k.replace('_', '-')}": str(v) for k, v in totals.items()}}
+        dated[last] = replace(dated[last], summary=summary)
+    return replace(made, snapshots=dated)
+
+
+def recorded(made: TableHistory, *runs: PastRun, operation: Operation = "rewrite_data_files") -> TableHistory:
+    """The table with these runs, oldest first."""
+    properties = dict(made.properties)
+    for run in runs:
+        name, value = with_run(properties, operation, run)
+        properties[name] = value
+    return replace(made, properties=properties)
+
+
+def healthy(**other: object) -> TableHealth:
+    """A table of nine good files at snapshot 3, but for `other`."""
+    made = TableHealth(
+        table="landing.t",
+        snapshot_id=3,
+        format_version=2,
+        data_files=9,
+        data_records=1000,
+        data_bytes=9 << 27,
+        small_files=0,
+        equality_delete_files=0,
+        equality_deletes=0,
+        position_delete_files=0,
+        position_deletes=0,
+        deletion_vectors=0,
+        vector_deletes=0,
+        delete_bytes=0,
+        dangling_delete_files=0,
+        snapshots=3,
+        oldest_snapshot_ms=NOW_MS,
+        commits_since_rewrite=3,
+        manifests=1,
+        manifest_bytes=1000,
+        metadata_bytes=1000,
+        planning_s=0.01,
+    )
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+def due(made: TableHistory | None, health: TableHealth | None = None, policy: Maintenance = POLICY) -> Decision:
+    return rewrite_due(made, health, policy, NOW_MS)
+
+
+# ---- rewrite_data_files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "health", "trigger"),
+    [
+        (table(commits=10), None, "rewrite_after_commits"),
+        (table(commits=9), None, None),
+        (table(REWRITE, commits=10), None, "rewrite_after_commits"),
+        (table(COMMIT, REWRITE, commits=9), None, None),
+        (table(("append", {HEARTBEAT: "true"}), commits=9), None, None),
+        (table(commits=3, delete_files=100), None, "rewrite_delete_files"),
+        (table(commits=3, delete_files=99), None, None),
+        (table(commits=3, equality_deletes=300, position_deletes=200), None, "rewrite_delete_ratio"),
+        (table(commits=3, equality_deletes=300, position_deletes=199), None, None),
+        (table(commits=3), healthy(equality_delete_files=60, deletion_vectors=40), "rewrite_delete_files"),
+        (table(commits=3), healthy(equality_delete_files=60, deletion_vectors=39), None),
+        (table(commits=3), healthy(equality_deletes=500), "rewrite_delete_ratio"),
+        (table(commits=3), healthy(equality_deletes=499), None),
+        (table(commits=3), healthy(small_files=50), "rewrite_small_files"),
+        (table(commits=3), healthy(small_files=49), None),
+    ],
+)
+def test_each_figure_alone_starts_a_rewrite_and_one_below_it_does_not(
+    made: TableHistory, health: TableHealth | None, trigger: str | None
+) -> None:
+    found = due(made, health)
+    assert (found.due, found.trigger) == (trigger is not None, trigger)
+    assert trigger is None or found.reason.startswith(f"{trigger} is reached: ")
+
+
+def test_a_reason_has_the_nearest_figure_first_then_the_rest_then_what_makes_it_run() -> None:
+    found = due(table(COMMIT, REWRITE, commits=7, delete_files=3, equality_deletes=20), healthy(snapshot_id=8))
+    assert found.reason == (
+        "7 of 10 commits since rewrite 2; 0.02 of 0.5 deletes for each data record; 3 of 100 delete files; "
+        "0 of 50 small files; what readers pay is unknown until 2 rewrites of delete files are recorded; "
+        "runs at 10 commits"
+    )
+    assert found.figures == {"commits": 7, "delete_files": 3, "delete_ratio": 0.02, "small_files": 0}
+
+
+def test_small_files_are_unknown_to_a_tick_and_start_nothing() -> None:
+    found = due(table(commits=3))
+    assert "small files are unknown before the table's health is read" in found.reason
+    assert "small_files" not in found.figures
+
+
+def test_nothing_is_due_before_the_first_snapshot() -> None:
+    for made in (None, table()):
+        for found in (
+            due(made),
+            positions_due(made, None, POLICY, NOW_MS),
+            expiry_due(made, POLICY, NOW_MS, expirable=range(99)),
+        ):
+            assert (found.due, "has no snapshot yet" in found.reason) == (False, True)
+
+
+def test_commits_that_expiry_took_were_at_least_there() -> None:
+    whole = table(commits=8)
+    cut = replace(whole, snapshots={n: s for n, s in whole.snapshots.items() if n > 2})
+    assert due(cut).reason.startswith("at least 6 of 10 commits since the oldest snapshot that is left")
+
+
+def test_a_health_from_before_the_rewrite_says_nothing_any_more() -> None:
+    old = healthy(snapshot_id=1, small_files=400, equality_delete_files=400)
+    assert due(table(COMMIT, REWRITE, commits=2), old).due is False
+    since = due(table(COMMIT, COMMIT, commits=2), old)  # Its delete files are behind the head's summary, too.
+    assert (since.trigger, since.figures["delete_files"]) == ("rewrite_small_files", 0)
+
+
+# ---- What the last run could not take ---------------------------------------------------------------------
+
+
+def test_a_rewrite_that_found_nothing_is_due_again_only_after_as_much_once_more() -> None:
+    nothing = replace(RUN, snapshot_id=12, changed=False, delete_files=100)
+    at_head = recorded(table(commits=12, delete_files=100), nothing)
+    assert due(at_head).due is False
+    assert "0 of 10 commits since the run at 12" in due(at_head).reason
+
+    def later(delete_files: int) -> Decision:
+        made = table(commits=11, delete_files=100)
+        return due(
+            recorded(table(*_states(made), commits=1, delete_files=delete_files), replace(nothing, snapshot_id=11))
+        )
+
+    assert later(199).due is False
+    assert "199 of 200 delete files (100 were left by the last run)" in later(199).reason
+    assert later(200).trigger == "rewrite_delete_files"
+
+
+def test_a_whole_rewrite_leaves_what_another_would_leave_and_a_cut_one_leaves_work() -> None:
+    made = table(commits=2, delete_files=150)
+    whole, by_bytes, by_time = (
+        RUN,
+        replace(RUN, rewritten_bytes=(POLICY.run_mb_max - POLICY.group_mb_max) << 20),
+        replace(RUN, took_s=POLICY.run_time_max.total_seconds()),
+    )
+    assert due(recorded(made, whole)).due is False
+    assert due(recorded(made, by_bytes)).trigger == "rewrite_delete_files"
+    assert due(recorded(made, by_time)).trigger == "rewrite_delete_files"
+
+
+def test_a_rewrite_that_nobody_recorded_left_nothing_on_purpose() -> None:
+    states = _states(table(commits=2, delete_files=90))
+    replaced = ("replace", {"deleted-data-files": "1", "total-delete-files": "90"})
+    made = recorded(table(*states, replaced, commits=1, delete_files=100), RUN)
+    assert due(made).trigger == "rewrite_delete_files"
+
+
+@pytest.mark.parametrize(
+    ("left", "changed", "small", "is_due"),
+    [
+        (30, True, 79, False),
+        (30, True, 80, True),
+        (None, True, 50, True),
+        (None, False, 58, False),
+        (None, False, 59, True),
+    ],
+)
+def test_small_files_count_from_those_that_the_last_run_left(
+    left: int | None, changed: bool, small: int, is_due: bool
+) -> None:
+    states = _states(table(commits=2, data_files=9))
+    made = recorded(table(*states, commits=1), replace(RUN, changed=changed, small_files_left=left))
+    assert due(made, healthy(small_files=small)).due is is_due
+
+
+def _states(made: TableHistory) -> list[tuple[str, dict[str, str]]]:
+    return [(s.operation, dict(s.summary)) for s in made.snapshots.values()]
+
+
+# ---- Hours and intervals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "at", "until"),
+    [
+        ("08:00-18:00", "07:59", None),
+        ("08:00-18:00", "08:00", "18:00"),
+        ("08:00-18:00", "17:59", "18:00"),
+        ("08:00-18:00", "18:00", None),
+        ("22:00-06:00", "21:59", None),
+        ("22:00-06:00", "22:00", "30:00"),
+        ("22:00-06:00", "00:00", "06:00"),
+        ("22:00-06:00", "05:59", "06:00"),
+        ("22:00-06:00", "06:00", None),
+        ("22:00-00:00", "23:59", "24:00"),
+        ("22:00-00:00", "00:00", None),
+        ("08:00-12:00 12:00-18:00", "09:00", "18:00"),  # One ends where the next begins.
+        ("08:00-13:00 12:00-18:00", "12:30", "18:00"),
+        ("08:00-12:00 12:01-18:00", "09:00", "12:00"),
+    ],
+)
+def test_quiet_hours_end_when_they_say(hours: str, at: str, until: str | None) -> None:
+    midnight = 20_000 * DAY_MS
+    policy = Maintenance(quiet_hours=tuple(hours.split()))
+    found = quiet(policy, midnight + _minutes(at) * MINUTE_MS + 59_999)
+    assert found == (None if until is None else midnight + _minutes(until) * MINUTE_MS)
+
+
+def _minutes(text: str) -> int:
+    hours, minutes = text.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+def test_quiet_hours_hold_back_what_is_due_and_say_until_when() -> None:
+    policy = POLICY.model_copy(update={"quiet_hours": ("08:00-18:30",)})
+    made = table(commits=10)
+    held = due(made, policy=policy)
+    assert (held.due, held.trigger) == (False, None)
+    assert held.reason.startswith("quiet hours until 2024-10-04 18:30:00 UTC, then it runs; 10 of 10 commits")
+    assert rewrite_due(made, None, policy, NOW_MS + 6 * HOUR_MS + 30 * MINUTE_MS).due is True
+    assert "quiet" not in due(table(commits=9), policy=policy).reason  # Nothing is held back.
+
+
+def test_the_interval_holds_back_what_is_due_and_says_until_when() -> None:
+    policy = POLICY.model_copy(update={"min_interval": timedelta(minutes=5)})
+
+    def after(ms: int) -> Decision:
+        return due(recorded(table(commits=12), replace(RUN, at_ms=NOW_MS - ms)), policy=policy)
+
+    assert after(5 * MINUTE_MS).due is True
+    held = after(5 * MINUTE_MS - 1)
+    assert held.due is False
+    assert "runs from 2024-10-04 12:00:00 UTC on (min_interval)" in held.reason
+    assert after(-1000).due is False  # A clock that is a second behind.
+    assert after(-DAY_MS).due is True  # A clock that was a day ahead stops nothing.
+
+
+# ---- The model --------------------------------------------------------------------------------------------
+
+LEARNT = replace(RUN, snapshot_id=99, took_s=36.0, delete_files=50, read_before_s=6.0, read_after_s=1.0)
+MODEL = POLICY.model_copy(update={"rewrite_by": "model"})
+
+
+def indebted(minutes: int, *runs: PastRun, delete_files: int = 60) -> TableHistory:
+    """`delete_files` for so many minutes, after a rewrite."""
+    made = recorded(table(REWRITE, commits=1, delete_files=delete_files), *runs)
+    return replace(
+        made, snapshots={n: replace(s, timestamp_ms=NOW_MS - minutes * MINUTE_MS) for n, s in made.snapshots.items()}
+    )
+
+
+def test_the_model_starts_a_rewrite_once_readers_have_paid_its_cost() -> None:
+    """12 reads an hour of 60 delete files at 0.1 s each are 72 s an hour; a rewrite costs 36."""
+    before, after = (due(indebted(n, LEARNT, LEARNT), policy=MODEL) for n in (29, 30))
+    assert (before.due, after.due, after.trigger) == (False, True, "rewrite_by")
+    assert before.reason.startswith(
+        "readers have paid 34.8 s of the 36 s that a rewrite costs, and will have at 2024-10-04 12:00:59 UTC"
+    )
+    assert before.reason.endswith("runs when they have paid that")
+    due_at_ms = before.figures["debt_due_at_ms"]  # A minute, had there been no more deletes to come.
+    assert due_at_ms == pytest.approx(NOW_MS + 59_000, abs=500)
+    assert after.figures["debt_pays_back_after_reads"] == pytest.approx(6)
+
+
+def test_the_model_is_shown_and_starts_nothing_while_the_count_decides() -> None:
+    found = due(indebted(600, LEARNT, LEARNT))
+    assert found.due is False
+    assert "readers have paid 720 s of the 36 s" in found.reason
+
+
+def test_an_unknown_model_leaves_it_to_the_count() -> None:
+    found = due(recorded(table(commits=10), LEARNT), policy=MODEL)
+    assert found.trigger == "rewrite_after_commits"
+    assert "unknown until 2 rewrites" in found.reason
+
+
+def test_under_the_model_a_count_starts_only_what_is_alarming() -> None:
+    free = replace(LEARNT, read_before_s=1.0)  # Readers do not notice.
+    quiet_table, loud = (due(recorded(table(commits=n), free, free), policy=MODEL) for n in (49, 50))
+    assert (quiet_table.due, loud.trigger) == (False, "rewrite_after_commits")
+    assert loud.reason.startswith("rewrite_after_commits is reached: 50 of 50 commits since the beginning (whatever")
+
+
+# ---- The other operations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("totals", "health", "is_due"),
+    [
+        ({"position_deletes": 9, "delete_files": 5}, None, True),
+        ({"position_deletes": 9, "delete_files": 4}, None, False),
+        ({"equality_deletes": 9, "delete_files": 50}, None, False),
+        ({"position_deletes": 9, "equality_deletes": 1, "delete_files": 50}, None, False),
+        ({}, healthy(position_delete_files=5), True),
+        ({}, healthy(position_delete_files=4, equality_delete_files=50, deletion_vectors=50), False),
+        ({"position_deletes": 9, "delete_files": 50}, healthy(snapshot_id=2), True),
+    ],
+)
+def test_position_deletes_are_rewritten_at_their_number_where_it_is_known(
+    totals: dict[str, int], health: TableHealth | None, is_due: bool
+) -> None:
+    assert positions_due(table(commits=3, **totals), health, POLICY, NOW_MS).due is is_due
+
+
+def test_what_may_be_equality_deletes_or_vectors_is_unknown_without_health() -> None:
+    mixed = positions_due(table(commits=3, position_deletes=9, equality_deletes=1), None, POLICY, NOW_MS)
+    vectors = positions_due(table(("delete", {"added-dvs": "9"}), commits=2, position_deletes=9), None, POLICY, NOW_MS)
+    for found in (mixed, vectors):
+        assert found.reason.startswith("position-delete files are unknown before the table's health is read")
+
+
+def test_position_deletes_that_a_run_could_not_merge_start_no_other_until_data_is_rewritten() -> None:
+    run = replace(RUN, snapshot_id=2, changed=False, delete_files=6)
+    operation: Operation = "rewrite_position_delete_files"
+    made = recorded(table(commits=3, position_deletes=9, delete_files=10), run, operation=operation)
+    assert positions_due(made, None, POLICY, NOW_MS).due is False
+    more = recorded(table(commits=3, position_deletes=9, delete_files=11), run, operation=operation)
+    assert positions_due(more, None, POLICY, NOW_MS).due is True
+    rewritten = table(COMMIT, COMMIT, REWRITE, commits=1, position_deletes=9, delete_files=6)
+    assert positions_due(recorded(rewritten, run, operation=operation), None, POLICY, NOW_MS).due is True
+
+
+def test_expiry_is_due_at_so_many_snapshots_that_may_go_and_names_who_keeps_others() -> None:
+    kept = [Kept(n, f"tag reader_{n}") for n in range(5)]
+    below, at = (expiry_due(table(commits=30), POLICY, NOW_MS, expirable=range(n), kept=kept) for n in (19, 20))
+    assert (below.due, at.due, at.trigger) == (False, True, "expire_after_snapshots")
+    assert below.reason == (
+        "19 of 20 snapshots that may go; 30 in all; 5 past their age are kept by tag reader_0, tag reader_1, "
+        "tag reader_2 and 2 more; runs at 20 snapshots that may go"
+    )
+    assert at.figures == {"snapshots": 30, "snapshots_expirable": 20, "snapshots_kept": 5}
+
+
+# ---- Alarms -----------------------------------------------------------------------------------------------
+
+
+def test_past_retention_are_those_that_age_count_and_refs_do_not_keep() -> None:
+    policy = Maintenance(keep_snapshots_for=timedelta(seconds=5), keep_snapshots_min=2)
+    made = replace(table(commits=10), refs={"keep_2": 2})
+    assert past_retention(made, policy, NOW_MS) == (1, 3, 4)  # 5 is five seconds old to the millisecond.
+    assert past_retention(made, policy.model_copy(update={"keep_snapshots_min": 7}), NOW_MS) == (1, 3)
+    aside = Snapshot(77, 1, 99, "append", NOW_MS - HOUR_MS, {})  # Rolled back, no ref left.
+    beside = replace(made, snapshots={**made.snapshots, 77: aside})
+    assert 77 in past_retention(beside, policy.model_copy(update={"keep_snapshots_min": 99}), NOW_MS)
+
+
+LIVE_BYTES = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("state", "past", "group", "figure"),
+    [
+        ({"equality_delete_files": 501}, 0, "files", "delete_files"),
+        ({"equality_deletes": 2501}, 0, "files", "delete_ratio"),
+        ({"small_files": 251}, 0, "files", "small_files"),
+        ({}, 101, "history", "snapshots_past_retention"),
+        ({"metadata_bytes": METADATA_BYTES_MAX + 1}, 0, "history", "metadata_bytes"),
+        ({"data_bytes": LIVE_BYTES, "history_bytes": 5 * LIVE_BYTES + 1}, 0, "history", "history_bytes"),
+        ({"data_bytes": 0, "history_bytes": HISTORY_BYTES_MIN + 1}, 0, "history", "history_bytes"),
+    ],
+)
+def test_a_figure_far_beyond_its_trigger_is_found_and_one_below_is_not(
+    state: dict[str, int], past: int, group: str, figure: str
+) -> None:
+    [found] = limits(healthy(**state), POLICY, past_retention_ids=range(past))
+    assert (found.group, found.figure) == (group, figure)
+    assert found.measured > found.limit
+    less = {name: value - 1 for name, value in state.items()}
+    less |= {"data_bytes": state["data_bytes"]} if "data_bytes" in state else {}
+    assert limits(healthy(**less), POLICY, past_retention_ids=range(past - 1)) == ()
+
+
+def test_what_nobody_looked_at_is_no_finding() -> None:
+    assert limits(healthy(history_bytes=None), POLICY) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("landing.t", "`cdc-platform maintain t rewrite_data_files --dry-run`"),
+        ("curated.t", "`cdc-platform maintain t rewrite_data_files --stage curated --dry-run`"),
+    ],
+)
+def test_a_finding_names_the_command_to_run(name: str, command: str) -> None:
+    [found] = limits(healthy(table=name, small_files=1000), POLICY)
+    assert command in found.action
+
+
+# ---- Whatever comes ---------------------------------------------------------------------------------------
+
+TOTALS = st.dictionaries(
+    st.sampled_from(
+        [
+            "total-delete-files",
+            "total-equality-deletes",
+            "total-position-deletes",
+            "total-records",
+            "total-data-files",
+            "deleted-data-files",
+            "added-dvs",
+            HEARTBEAT,
+        ]
+    ),
+    st.integers(0, 1 << 62).map(str),
+)
+SNAPSHOTS = st.lists(
+    st.tuples(
+        st.integers(0, 8) | st.none(),
+        st.sampled_from(["append", "overwrite", "delete", "replace"]),
+        st.integers(-(1 << 62), 1 << 62),
+        TOTALS,
+    ),
+    max_size=8,
+)
+RUNS = st.lists(
+    st.builds(
+        PastRun,
+        at_ms=st.integers(0, 1 << 62),
+        snapshot_id=st.integers(0, 8),
+        took_s=st.floats(0, 1e12),
+        changed=st.booleans(),
+        delete_files=st.integers(0, 1 << 62),
+        read_before_s=st.none() | st.floats(0, 1e12),
+        read_after_s=st.none() | st.floats(0, 1e12),
+        small_files_left=st.none() | st.integers(0, 1 << 62),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    SNAPSHOTS,
+    st.integers(0, 8) | st.none(),
+    RUNS,
+    st.text() | st.none(),
+    st.sampled_from(["count", "model"]),
+    st.none() | st.integers(0, 8),
+    st.integers(-(1 << 62), 1 << 62),
+)
+def test_deciding_never_fails_and_what_is_due_says_by_which_trigger(
+    snapshots: list[tuple[int | None, str, int, dict[str, str]]],
+    head: int | None,
+    runs: list[PastRun],
+    foreign: str | None,
+    rewrite_by: str,
+    health_at: int | None,
+    now_ms: int,
+) -> None:
+    made = {n: Snapshot(n, parent, n, op, at, summary) for n, (parent, op, at, summary) in enumerate(snapshots)}
+    world = recorded(TableHistory("landing.t", (), head, made), *runs)
+    for operation in ("rewrite_position_delete_files", "expire_snapshots"):
+        world = recorded(world, *runs, operation=operation)
+    if foreign is not None:
+        world = replace(world, properties={PROPERTY + "rewrite_data_files": foreign})
+    policy = POLICY.model_copy(update={"rewrite_by": rewrite_by, "quiet_hours": ("22:00-06:00",)})
+    health = None if health_at is None else healthy(snapshot_id=health_at)
+    past = past_retention(world, policy, now_ms)
+    for found in (
+        rewrite_due(world, health, policy, now_ms),
+        positions_due(world, health, policy, now_ms),
+        expiry_due(world, policy, now_ms, expirable=past),
+    ):
+        assert found.reason
+        assert found.due is (found.trigger is not None)
+        assert found.trigger is None or (found.trigger in Maintenance.model_fields and found.trigger in found.reason)
