@@ -8,8 +8,8 @@
 - A read is `count(*)` and a column's sum over all rows: the deletes have to be applied, metadata can't answer.
   Both engines must find what a dict makes of the change log.
 - Spark is read through Connect, in one warm session; DuckDB in a process of its own (beside a JVM in one process it
-  crashed), warm, too. DuckDB's time is linear in deleted rows times data, so that its table is far smaller:
-  `tables` says how many rows and updates each engine's table has. The engines are not to be compared with one another.
+  crashed), warm, too. DuckDB's time is linear in deleted rows times data, so that its table has far fewer of them:
+  `tables` says how many rows and updates each engine's has. The engines are not to be compared with one another.
 - *After*: the platform's rewrite of the newest state. *Clean*: the same rows written anew by Spark with the same
   target file size, in as many files. `read_after_over_clean` is the median of paired ratios, by engine.
 - States are read by turns, `repeats` times; figures are medians, `*_range_s` the fastest and the slowest.
@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from cdc_platform.maintenance.maintain import maintain
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +44,6 @@ from benchmarks.sink_run import run
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError
 from cdc_platform.lake.spark import Spark, quoted
-from cdc_platform.maintenance.rewrite import rewrite_data_files
 from cdc_platform.operations import Operations
 from cdc_platform.stack.control import Stack
 
@@ -51,6 +51,7 @@ _AT = (0, 10, 25, 50, 100)  # Delete files.
 _WINDOWS = max(_AT)
 _TABLES = (1, 10, 100)
 _WARM_TURNS = 2
+_LOAD_SEGMENT = 10_000
 _PROJECT = """\
 deployment: bench
 sources: {bookshop: {postgres: {url: {env: NOT_USED}}}}
@@ -79,8 +80,8 @@ class Scale:
 
 
 _SCALES = {
-    "small": Scale(spark=Size(50_000, 100), duckdb=Size(20_000, 5), repeats=3),
-    "full": Scale(spark=Size(1_000_000, 1_000), duckdb=Size(100_000, 10), repeats=7),
+    "small": Scale(spark=Size(50_000, 100), duckdb=Size(200_000, 5), repeats=3),
+    "full": Scale(spark=Size(1_000_000, 1_000), duckdb=Size(1_000_000, 5), repeats=7),
 }
 
 
@@ -164,7 +165,12 @@ def _make_table(deployment: Deployment, console: Console, work: Path, engine: st
     per_window = size.updates_per_window
     with console.status(f"{engine}: {size.rows:,} rows, {_WINDOWS} windows of {per_window:,} updates ..."):
         log = write_log(
-            work / engine, rows=size.rows, updates=_WINDOWS * per_window, keys=size.rows, segment=per_window
+            work / engine,
+            rows=size.rows,
+            updates=_WINDOWS * per_window,
+            keys=size.rows,
+            segment=per_window,
+            load_segment=_LOAD_SEGMENT,
         )
         run(deployment.catalog_properties, f"bench.{engine}", log, window=per_window)
     return log
@@ -197,7 +203,8 @@ def _rewrite(operations: Operations, spark: Spark, table: str) -> dict[str, floa
     """The platform's own rewrite, with the default policy of a landing table."""
     before = _files(operations, table)
     began = time.monotonic()
-    rewrite_data_files(spark, operations.lake, table)
+    policy = operations.deployment.table("orders").maintenance("landing")
+    maintain(spark, operations.lake, table, "rewrite_data_files", policy, dry_run=False)
     took_s = time.monotonic() - began
     return {"took_s": round(took_s, 2)} | {f"{name}_before": value for name, value in before.items()}
 

@@ -12,11 +12,11 @@ for minutes only, so that expiry has something to do within the soak.
 - *Lost* counts windows that are missing from that sequence or were committed twice (the first was undone), and, at the
   end, keys whose row differs between source and landing in any column, or is on one side alone. Both stages are then
   compared by `converge` as well.
-- *read_over_clean*: once a minute a reader reads all of landing (count and a checksum of every column), and right
-  after it a *clean* table: a copy of landing of the beginning, one data file, no delete. One warm Spark session reads
-  both, so a busy machine slows both; the figure is the median of the ratios in the last third. At the end, with nothing
-  else running, both are read again after a last rewrite: `quiet_*`. `read_s_over_quiet_clean` compares the soak's reads
-  with that, so that it also has what the machine's other work costs a reader.
+- *read_over_clean*: every minute (twelve times at least) a reader reads all of landing (count and a checksum of every
+  column), and right after it a *clean* table: a copy of landing of the beginning, one data file, no delete. One warm
+  Spark session reads both, so a busy machine slows both; the figure is the median of the ratios in the last third. At
+  the end, with nothing else running, both are read again after a last rewrite: `quiet_*`. `read_s_over_quiet_clean`
+  compares the soak's reads with that, so that it also has what the machine's other work costs a reader.
 - *Bounded*: of data files, delete files, equality deletes, snapshots and bytes of metadata the peak of the second half
   is at most 1.5 times that of the first; unbounded growth doubles it. A soak under ten minutes is too short to tell,
   and says so.
@@ -51,6 +51,7 @@ from cdc_platform.demo.dagster_api import DagsterApi
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError, UnavailableError
 from cdc_platform.lake.catalog import history_of
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark, quoted
 from cdc_platform.landing.position import landing_position
 from cdc_platform.operations import Operations, Stage
@@ -63,6 +64,7 @@ _POLICY = {"class": "hot", "keep_snapshots_for": "2m", "keep_snapshots_min": 10,
 _WRITE_EVERY_S = 0.4
 _SAMPLE_EVERY_S = 5.0
 _READ_EVERY_S = 60.0
+_READS_MIN = 12  # A short soak reads more often.
 _UPDATES, _INSERTS, _DELETES = 5, 1, 1  # Of a transaction.
 _WARM_READS = 5
 _QUIET_READS = 11
@@ -82,6 +84,7 @@ class Seen:
     """All that was measured while the sink was writing."""
 
     windows: Windows
+    read_every_s: float
     samples: list[Sample] = field(default_factory=list[Sample])
     reads: list[tuple[float, float, float]] = field(default_factory=list)  # At, landing's seconds, clean's seconds.
     runs: set[str] = field(default_factory=set[str])
@@ -132,7 +135,7 @@ def _soak(minutes: float, console: Console) -> tuple[dict[str, Any], Seen]:
             _reads(spark, _WARM_READS)
         history = operations.landing(_TABLE)
         assert history is not None
-        seen = Seen(Windows(landing_position(history).window))
+        seen = Seen(Windows(landing_position(history).window), min(_READ_EVERY_S, minutes * 60 / _READS_MIN))
         load = _Load()
         _run(operations, seen, minutes, console)
         figures = load.figures() | _after(operations, seen, console)
@@ -227,32 +230,33 @@ def _write(operations: Operations, seen: Seen, _began: float, ending: threading.
 
 def _look(operations: Operations, seen: Seen, began: float, ending: threading.Event) -> None:
     while not ending.wait(_SAMPLE_EVERY_S):
-        _look_once(operations, seen, time.monotonic() - began)
+        at_s = time.monotonic() - began
+        try:
+            table = operations.lake.load(_LANDING)
+            assert table is not None
+            metadata_bytes = len(table.io.new_input(table.metadata_location))
+        except (UnavailableError, OSError):  # A metadata file goes once there are twenty newer ones.
+            seen.looks_failed += 1
+            continue
+        head = _take_in(seen, history_of(_LANDING, table))
+        seen.samples.append(
+            Sample(
+                round(at_s, 1),
+                data_files=head.total("data-files"),
+                delete_files=head.total("delete-files"),
+                equality_deletes=head.total("equality-deletes"),
+                snapshots=len(table.metadata.snapshots),
+                metadata_bytes=metadata_bytes,
+            )
+        )
 
 
-def _look_once(operations: Operations, seen: Seen, at_s: float) -> None:
-    try:
-        table = operations.lake.load(_LANDING)
-        assert table is not None
-        metadata_bytes = len(table.io.new_input(table.metadata_location))
-    except (UnavailableError, OSError):  # A metadata file goes once there are twenty newer ones.
-        seen.looks_failed += 1
-        return
-    history = history_of(_LANDING, table)
-    head = history.head
-    assert head is not None
+def _take_in(seen: Seen, history: TableHistory | None) -> Snapshot:
+    """Note what has come since the last look; return the head."""
+    assert history is not None and history.head is not None
     seen.windows.see(history)
     seen.runs |= runs_recorded(history)
-    seen.samples.append(
-        Sample(
-            round(at_s, 1),
-            data_files=head.total("data-files"),
-            delete_files=head.total("delete-files"),
-            equality_deletes=head.total("equality-deletes"),
-            snapshots=len(history.snapshots),
-            metadata_bytes=metadata_bytes,
-        )
-    )
+    return history.head
 
 
 def _keep_reading(operations: Operations, seen: Seen, began: float, ending: threading.Event) -> None:
@@ -260,7 +264,7 @@ def _keep_reading(operations: Operations, seen: Seen, began: float, ending: thre
     while not ending.is_set():
         try:
             with operations.spark() as spark:
-                while not ending.wait(_READ_EVERY_S):
+                while not ending.wait(seen.read_every_s):
                     at_s = time.monotonic() - began
                     [(landing_s, clean_s)] = _reads(spark, 1)
                     seen.reads.append((round(at_s, 1), landing_s, clean_s))
@@ -297,16 +301,19 @@ def _after(operations: Operations, seen: Seen, console: Console) -> dict[str, An
     landing = _converged(operations, "landing")
     dagster = DagsterApi(operations.deployment.endpoint("webserver"))
     dagster.turn_sensors(on=False)
-    _until(lambda: not dagster.runs_in_flight(), "the end of running jobs", within_s=_RUNS_END_WITHIN_S)
-    _look_once(operations, seen, seen.samples[-1].at_s + _SAMPLE_EVERY_S)
+    for _ in range(2):  # A tick that was under way may yet have started one.
+        time.sleep(_SAMPLE_EVERY_S)
+        _until(lambda: not dagster.runs_in_flight(), "the end of running jobs", within_s=_RUNS_END_WITHIN_S)
+    _take_in(seen, operations.landing(_TABLE))
     operations.merge(_TABLE)
     curated = _converged(operations, "curated")
+    source = _source_rows(operations)
     with operations.spark() as spark:
-        source, landed, doubled = _source_rows(operations), *_landing_rows(spark)
+        landed, doubled = _landing_rows(spark)
         apart = sum(source.get(key) != landed.get(key) for key in source.keys() | landed.keys()) + doubled
         console.print(f"{len(source):,} rows at the source, {apart} keys differ in landing.")
-        for operation in ("rewrite_data_files", "expire_snapshots"):
-            _maintain(operations, spark, operation)
+        operations.maintain(_TABLE, "landing", "rewrite_data_files")
+        operations.maintain(_TABLE, "landing", "expire_snapshots")
         _reads(spark, _WARM_READS)
         quiet = _reads(spark, _QUIET_READS)
     return {
@@ -314,18 +321,10 @@ def _after(operations: Operations, seen: Seen, console: Console) -> dict[str, An
         "rows": len(source),
         "landing_verdict": f"{landing.outcome}: {landing.reason}",
         "curated_verdict": f"{curated.outcome}: {curated.reason}",
-        "verdicts": [landing.outcome, curated.outcome],
         "quiet_landing_read_s": round(median(of[0] for of in quiet), 3),
         "quiet_clean_read_s": round(median(of[1] for of in quiet), 3),
         "dagster_runs": dagster.runs(),
     }
-
-
-def _maintain(operations: Operations, spark: Spark, operation: str) -> None:
-    from cdc_platform.maintenance.rewrite import rewrite_data_files
-
-    if operation == "rewrite_data_files":
-        rewrite_data_files(spark, operations.lake, _LANDING)
 
 
 def _converged(operations: Operations, stage: Stage) -> Verdict:
@@ -378,11 +377,12 @@ def _figures(figures: dict[str, Any], seen: Seen, minutes: float) -> dict[str, A
         {
             "commits": windows.committed,
             "lost": lost,
-            **{f"max_{name}": max(getattr(s, name) for s in seen.samples) for name in ("delete_files", *_BOUNDED)},
+            "max_delete_files": windows.delete_files_max,
             "read_over_clean": _ratio([landing / clean for _, landing, clean in last_third]),
             "read_over_clean_max": _ratio([landing / clean for _, landing, clean in last_third], max),
             "read_s_over_quiet_clean": _ratio([landing / clean_s for _, landing, _ in last_third]),
             "not_so": not_so,
+            **{f"max_{n}": max(getattr(s, n) for s in seen.samples) for n in _BOUNDED if n != "delete_files"},
             "windows_missing": len(windows.missing),
             "windows_repeated": len(windows.repeated),
             "growth": growths if long_enough else "too short to tell",
@@ -396,7 +396,7 @@ def _figures(figures: dict[str, Any], seen: Seen, minutes: float) -> dict[str, A
             "reads_failed": seen.reads_failed,
             "looks_failed": seen.looks_failed,
         }
-        | {name: value for name, value in figures.items() if name != "verdicts"}
+        | figures
         | {
             "reads_s": seen.reads,
             "samples": {name: [asdict(s)[name] for s in seen.samples] for name in ("at_s", *_BOUNDED)},
@@ -423,10 +423,10 @@ def _progress(console: Console, seen: Seen, minute: float) -> None:
     line = f"minute {minute:.0f}: {windows.committed} commits, {len(windows.missing)} missing"
     if seen.samples:
         s = seen.samples[-1]
-        peak = max(x.delete_files for x in seen.samples)
         line += (
-            f"; {s.data_files} data and {s.delete_files} delete files (peak {peak}), {s.snapshots} snapshots, "
-            f"{s.metadata_bytes // 1024} KiB metadata; {len(windows.rewrites)} rewrites, {len(seen.runs)} runs recorded"
+            f"; {s.data_files} data and {s.delete_files} delete files (peak {windows.delete_files_max}), "
+            f"{s.snapshots} snapshots, {s.metadata_bytes // 1024} KiB metadata; {len(windows.rewrites)} rewrites, "
+            f"{len(seen.runs)} runs recorded"
         )
     if seen.reads:
         _, landing_s, clean_s = seen.reads[-1]

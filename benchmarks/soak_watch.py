@@ -40,6 +40,7 @@ class Windows:
     _walked: set[int] = field(default_factory=set[int])
     newest: int = 0
     rewrites: set[int] = field(default_factory=set[int])  # Snapshots that were made by maintenance.
+    delete_files_max: int = 0  # After any commit, whenever it was looked at.
 
     def see(self, history: TableHistory) -> None:
         """Take in what has come since the last look."""
@@ -47,6 +48,7 @@ class Windows:
             if snapshot.snapshot_id in self._walked:
                 break
             self._walked.add(snapshot.snapshot_id)
+            self.delete_files_max = max(self.delete_files_max, snapshot.total("delete-files"))
             if snapshot.operation == "replace":
                 self.rewrites.add(snapshot.snapshot_id)
             if landed(snapshot) and (number := int(snapshot.summary[WINDOW])) > self.first:
