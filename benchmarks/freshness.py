@@ -55,7 +55,7 @@ from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError
 from cdc_platform.hops.merge import merge_decision
 from cdc_platform.landing.position import LandingPosition, landed, landing_position
-from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.maintenance.policy import rewrite_due
 from cdc_platform.operations import Operations
 from cdc_platform.stack.control import Stack
 
@@ -282,9 +282,7 @@ def _tick_ms(operations: Operations) -> float:
     history, curated = operations.landing(_TABLE), operations.curated(_TABLE)
     assert history is not None and history.newest(landed) is not None
     merge_decision(history, curated)
-    rewrite_decision(
-        history, commits_max=operations.deployment.table(_TABLE).maintenance("landing").rewrite_after_commits
-    )
+    rewrite_due(history, None, operations.deployment.table(_TABLE).maintenance("landing"), int(time.time() * 1000))
     return (time.monotonic() - began) * 1000
 
 

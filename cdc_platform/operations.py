@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cdc_platform.lake.spark import Spark
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice, OpenLetters
+    from cdc_platform.maintenance.due import Due
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
     from cdc_platform.maintenance.policy import Finding
@@ -120,7 +121,14 @@ class Operations:
         from cdc_platform.maintenance.health import table_health
 
         target_mb = self.deployment.table(name).maintenance(stage).target_file_mb
-        return table_health(self.lake, _TABLES[stage](name), target_file_mb=target_mb, with_history=with_history)
+        return table_health(self.lake, _TABLES[stage](name), target_mb, with_history=with_history)
+
+    def due(self, name: str, stage: Stage, operation: "Operation") -> "Due":
+        """Whether a maintenance operation is due. Cheap: metadata alone."""
+        from cdc_platform.maintenance.due import due
+
+        policy = self.deployment.table(name).maintenance(stage)
+        return due(self.lake, _TABLES[stage](name), operation, policy, now_ms=time.time_ns() // 1_000_000)
 
     def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
         """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""

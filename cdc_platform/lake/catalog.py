@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from cdc_platform.errors import UnavailableError
+from cdc_platform.errors import ConfigError, UnavailableError
 from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class Lake:
 
     def load(self, table: str) -> "Table | None":
         """PyIceberg's table, or None when the catalog has none of that name."""
-        from pyiceberg.exceptions import NoSuchTableError
+        from pydantic import ValidationError as Invalid
+        from pyiceberg.exceptions import NoSuchTableError, ValidationError
         from sqlalchemy.exc import OperationalError
 
         try:
@@ -62,6 +63,12 @@ class Lake:
         except (OperationalError, OSError) as error:
             raise UnavailableError(
                 "the table's metadata can't be read", where=f"{self.name}.{table}", action="Try again later"
+            ) from error
+        except (Invalid, ValidationError) as error:
+            raise ConfigError(
+                "PyIceberg does not understand the table's metadata: a column of a newer type (`variant`), as a rule",
+                where=f"{self.name}.{table}",
+                action="Keep such columns out of the tables that are declared; Spark alone can read this one",
             ) from error
 
     def history(self, table: str) -> TableHistory | None:

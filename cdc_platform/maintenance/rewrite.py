@@ -1,6 +1,6 @@
-"""`rewrite_data_files` on a landing table: due after a number of commits, verified by a read before and after.
+"""`rewrite_data_files` on a landing table, verified by a read before and after.
 
-Belongs here: the count trigger, the procedure's call, its measured effect. Does not: schedules and retries.
+Belongs here: the procedure's call, its measured effect. Does not: when it is due (`policy.py`), schedules, retries.
 Rules (Iceberg 1.12.0, measured): `delete-file-threshold` is the trigger for equality deletes
 (`delete-ratio-threshold` ignores them); the default `use-starting-sequence-number` keeps a writer of equality
 deletes valid; the procedure's own delete counts are wrong, so effects come from metadata;
@@ -13,32 +13,8 @@ from itertools import takewhile
 
 from cdc_platform.errors import InvariantError, UnavailableError
 from cdc_platform.lake.catalog import Lake
-from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.lake.snapshot import Snapshot
 from cdc_platform.lake.spark import FilesOpened, Spark, quoted, text
-from cdc_platform.landing.position import advanced
-
-
-@dataclass(frozen=True, slots=True)
-class RewriteDecision:
-    """Whether a rewrite is due; the reason states the measured value and the threshold."""
-
-    due: bool
-    commits: int
-    reason: str
-
-
-def rewrite_decision(landing: TableHistory | None, *, commits_max: int) -> RewriteDecision:
-    """Due when the sink has committed `commits_max` times since the last rewrite (or the beginning)."""
-    if landing is None or landing.newest(advanced) is None:
-        return RewriteDecision(False, 0, "landing has no snapshot yet")
-    commits, since = 0, "the beginning"
-    for snapshot in landing.ancestry():
-        if snapshot.operation == "replace":
-            since = f"rewrite {snapshot.snapshot_id}"
-            break
-        commits += advanced(snapshot)
-    due = commits >= commits_max
-    return RewriteDecision(due, commits, f"{commits} of {commits_max} commits since {since}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,17 @@ Rules: runs are looked at before tables, so that a run that ends in between stil
 moved nothing. Of all runs only those in flight are read in each tick, in one query; a table's own runs once it is due.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
 
 from cdc_platform.hops.merge import merge_decision, merged_through
-from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.maintenance.runs import Operation as Upkept
 from cdc_platform.operations import Stage
-from cdc_platform.orchestration.assets import curated_key, rewrite_key
+from cdc_platform.orchestration.assets import curated_key
 from cdc_platform.orchestration.attempts import (
     Attempt,
     Exhausted,
@@ -28,6 +29,7 @@ from cdc_platform.orchestration.attempts import (
     next_step,
     since_success,
 )
+from cdc_platform.orchestration.maintenance import PROOF_WITHIN_S, UPKEEP, Upkeep, maintenance_key
 from cdc_platform.orchestration.resources import Tables
 from cdc_platform.registry.model import Table
 
@@ -74,6 +76,7 @@ class Operation:
     stage: Stage
     asset: Callable[[str], dg.AssetKey]
     read: Callable[[Tables, str, Table], Judge]  # Reads metadata, in a thread of its own (`ticks.py`).
+    runtime_max_s: Callable[[Table], int] | None = None  # Of a run on this table; None: as its job says.
 
     def ran(self, run: dg.DagsterRun) -> bool:
         """Whether a run of this name was of this stage. Before there was a tag for it, each operation had one stage."""
@@ -192,21 +195,27 @@ def _read_merge(tables: Tables, name: str, _table: Table) -> Judge:
     return lambda earlier: Due(decision.due, decision.reason, target, at_target(earlier, target))
 
 
-def _read_rewrite(tables: Tables, name: str, table: Table) -> Judge:
-    landing = tables.landing(name)
-    rewritten = landing.newest(lambda s: s.operation == "replace") if landing else None
-    target = str(rewritten.snapshot_id) if rewritten else _BEGINNING
-    commits_max = table.maintenance("landing").rewrite_after_commits
+def _read_upkeep(operation: Upkept, stage: Stage) -> Callable[[Tables, str, Table], Judge]:
+    def read(tables: Tables, name: str, _table: Table) -> Judge:
+        found = tables.due(name, stage, operation)
+        decision, start = found.decision, found.start
+        # As for merges: a run that succeeds records itself in the table, which moves the start.
+        return lambda earlier: Due(decision.due, decision.reason, start, at_target(earlier, start))
 
-    def judge(earlier: Sequence[Attempt]) -> Due:
-        attempts = at_target(earlier, target)
-        # A rewrite that found nothing to do made no snapshot: it is due again after as many commits once more.
-        found_nothing = sum(attempt.state == "succeeded" for attempt in attempts)
-        decision = rewrite_decision(landing, commits_max=commits_max * (1 + found_nothing))
-        return Due(decision.due, decision.reason, target, since_success(attempts))
+    return read
 
-    return judge
+
+def _upkeep(upkeep: Upkeep, stage: Stage) -> Operation:
+    return Operation(
+        upkeep.operation,
+        stage,
+        lambda name: maintenance_key(upkeep.operation, stage, name),
+        _read_upkeep(upkeep.operation, stage),
+        lambda table: int(table.maintenance(stage).run_time_max.total_seconds()) + PROOF_WITHIN_S,
+    )
 
 
 MERGE = Operation(_MERGE, "curated", curated_key, _read_merge)
-REWRITE = Operation("rewrite_data_files", "landing", rewrite_key, _read_rewrite)
+AUTOMATED: Mapping[Upkeep, tuple[Operation, ...]] = {
+    upkeep: tuple(_upkeep(upkeep, stage) for stage in upkeep.stages) for upkeep in UPKEEP if not upkeep.by_hand
+}

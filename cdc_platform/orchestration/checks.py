@@ -22,7 +22,7 @@ from cdc_platform.orchestration.assets import (
     source_key,
 )
 from cdc_platform.orchestration.attempts import Exhausted
-from cdc_platform.orchestration.automation import MERGE, REWRITE, Operation, situation
+from cdc_platform.orchestration.automation import AUTOMATED, MERGE, Operation, situation
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.maintenance import health_metadata, stage_key
 from cdc_platform.orchestration.resources import Tables
@@ -51,8 +51,14 @@ DEAD_LETTERS_ARE_CLOSED = "dead_letters_are_closed"
 SLOT_LAG_IS_BOUNDED = "slot_lag_is_bounded"
 # Check: the group of limits that it speaks for, and what it asserts.
 _HEALTH: dict[str, tuple[Group, str]] = {
-    "files_are_healthy": ("files", "Delete files, deletes and small files are near what starts a rewrite, not far beyond."),
-    "history_is_bounded": ("history", "Snapshots, metadata and what only history holds are not far beyond what expiry leaves."),
+    "files_are_healthy": (
+        "files",
+        "Delete files, deletes and small files are near what starts a rewrite, not far beyond.",
+    ),
+    "history_is_bounded": (
+        "history",
+        "Snapshots, metadata and what only history holds are not far beyond what expiry leaves.",
+    ),
 }
 
 
@@ -67,7 +73,11 @@ def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
             _health(name, "curated"),
             _dead_letters(name),
             _automation(MERGE, name, table, registry.automation.attempts_max),
-            _automation(REWRITE, name, table, registry.automation.attempts_max),
+            *(
+                _automation(operation, name, table, registry.automation.attempts_max)
+                for operations in AUTOMATED.values()
+                for operation in operations
+            ),
             _slot_lag(name, table, registry.sources[table.source_name].slot_lag_max_mb),
         ]
     return found

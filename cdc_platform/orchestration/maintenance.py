@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cdc_platform.maintenance.maintain import Effect, Plan
 
 GROUP = "maintenance"
+PROOF_WITHIN_S = 3600  # Beyond `run_time_max`, which bounds the procedure: a run also reads the table to prove itself.
 _BOTH: tuple[Stage, ...] = ("landing", "curated")
 
 
@@ -39,6 +40,7 @@ class Upkeep:
     stages: tuple[Stage, ...]
     priority: int
     about: str
+    interval_s: int = 60  # Of its sensor.
     by_hand: bool = False  # No sensor starts it.
     dry_run: bool = False  # Unless told otherwise.
 
@@ -48,6 +50,7 @@ UPKEEP = (
         "rewrite_data_files",
         _BOTH,
         priority=5,
+        interval_s=15,
         about="Applies the deletes and merges small files; no live row changes.",
     ),
     Upkeep(
@@ -60,6 +63,7 @@ UPKEEP = (
         "expire_snapshots",
         _BOTH,
         priority=3,
+        interval_s=300,
         about="Drops old snapshots that no tag, branch or reader needs, and the files that only they held.",
     ),
     Upkeep(

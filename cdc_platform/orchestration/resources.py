@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice
+    from cdc_platform.maintenance.due import Due
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
     from cdc_platform.maintenance.policy import Finding
@@ -62,6 +63,10 @@ class Tables(Protocol):
 
     def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
         """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
+        ...
+
+    def due(self, name: str, stage: Stage, operation: "Operation") -> "Due":
+        """Whether a maintenance operation is due. Cheap: metadata alone."""
         ...
 
     def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":

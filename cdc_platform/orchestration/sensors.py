@@ -20,7 +20,7 @@ import dagster as dg
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.landing.position import EVENTS, LOG_POSITION, SOURCE_LSN, SOURCE_TS_MS, advanced
-from cdc_platform.maintenance.rewrite import rewrite_decision
+from cdc_platform.maintenance.runs import since_rewrite
 from cdc_platform.orchestration.assets import (
     changelog_key,
     column_schema,
@@ -32,9 +32,9 @@ from cdc_platform.orchestration.assets import (
 from cdc_platform.orchestration.attempts import Exhausted, Request
 from cdc_platform.orchestration.automation import (
     ATTEMPT_TAG,
+    AUTOMATED,
     MERGE,
     OPERATION_TAG,
-    REWRITE,
     STAGE_TAG,
     TABLE_TAG,
     TARGET_TAG,
@@ -46,7 +46,7 @@ from cdc_platform.orchestration.automation import (
     situation_of,
 )
 from cdc_platform.orchestration.checks import AUTOMATION_SUCCEEDS
-from cdc_platform.orchestration.jobs import merge_curated, rewrite_data_files
+from cdc_platform.orchestration.jobs import maintenance_jobs, merge_curated
 from cdc_platform.orchestration.resources import Tables
 from cdc_platform.orchestration.ticks import for_each
 from cdc_platform.registry.model import Registry, Table
@@ -61,12 +61,15 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     return [
         _landing_snapshots(registry),
         _starting([MERGE], merge_curated, registry, interval_s=5, about="Starts a merge once landing has moved."),
-        _starting(
-            [REWRITE],
-            rewrite_data_files,
-            registry,
-            interval_s=15,
-            about="Starts a rewrite of landing's files after the declared number of commits.",
+        *(
+            _starting(
+                operations,
+                maintenance_jobs[upkeep.operation],
+                registry,
+                interval_s=upkeep.interval_s,
+                about=f"Starts {upkeep.operation} where a table's `maintenance` policy says so. {upkeep.about}",
+            )
+            for upkeep, operations in AUTOMATED.items()
         ),
     ]
 
@@ -119,7 +122,7 @@ def _starting(
             )
             events.extend(_automation_events(failed_targets, _automation_key(operation, name), found))
             if isinstance(found.step, Request):
-                requests.append(_run_request(operation, name, found, found.step))
+                requests.append(_run_request(operation, name, registry.tables[name], found, found.step))
             return found.reason
 
         passed = for_each([*subjects], read, act, first=_first(context.cursor), log=context.log)
@@ -157,7 +160,7 @@ def _first(cursor: str | None) -> str:
         return ""
 
 
-def _run_request(operation: Operation, name: str, found: Situation, step: Request) -> dg.RunRequest:
+def _run_request(operation: Operation, name: str, table: Table, found: Situation, step: Request) -> dg.RunRequest:
     target = str(found.target)
     return dg.RunRequest(
         run_key=f"{operation.stage}.{name}:{operation.name}:{target}:attempt{step.number}:after:{step.after or 'none'}",
@@ -170,7 +173,8 @@ def _run_request(operation: Operation, name: str, found: Situation, step: Reques
             TARGET_TAG: target,
             TRIGGER_TAG: found.reason,
             ATTEMPT_TAG: str(step.number),
-        },
+        }
+        | ({"dagster/max_runtime": str(operation.runtime_max_s(table))} if operation.runtime_max_s else {}),
     )
 
 
@@ -324,9 +328,7 @@ def _landing_events(
             "snapshot_id": str(newest.snapshot_id),
             "snapshots_reported": len(unreported),
             "snapshots": len(history.snapshots),
-            "commits_since_rewrite": rewrite_decision(
-                history, commits_max=table.maintenance("landing").rewrite_after_commits
-            ).commits,
+            "commits_since_rewrite": since_rewrite(history).commits,
             "data_files": head.total("data-files"),
             "delete_files": head.total("delete-files"),
             "equality_deletes": head.total("equality-deletes"),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from cdc_platform.hops.merge import COMPLETE_THROUGH, UPSTREAM_SNAPSHOT, merge_decision, merged_through, reader_tag
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.landing.position import HEARTBEAT, LOAD_POSITION, LOG_POSITION
-from cdc_platform.maintenance.rewrite import rewrite_decision
 from cdc_platform_tests.builders import history
 
 LOADED = {LOG_POSITION: "5", LOAD_POSITION: "5"}
@@ -72,18 +71,6 @@ def test_a_curated_table_that_was_dropped_is_due_whatever_the_tag_says() -> None
 
 def test_an_upstream_that_was_expired_is_due_from_the_beginning() -> None:
     assert merge_decision(landing(COMMIT), curated(99)).reason == "1 landing commits since the beginning"
-
-
-def test_a_rewrite_is_due_after_that_many_commits_of_the_sink_since_the_last() -> None:
-    def decided(*snapshots: tuple[str, dict[str, str]]) -> tuple[bool, str]:
-        found = rewrite_decision(landing(*snapshots), commits_max=2)
-        return found.due, found.reason
-
-    assert decided() == (False, "landing has no snapshot yet")
-    assert decided(COMMIT) == (False, "1 of 2 commits since the beginning")
-    assert decided(COMMIT, COMMIT) == (True, "2 of 2 commits since the beginning")
-    assert decided(COMMIT, COMMIT, REWRITE, COMMIT) == (False, "1 of 2 commits since rewrite 3")
-    assert decided(COMMIT, REWRITE, COMMIT, ("append", {}), COMMIT) == (True, "2 of 2 commits since rewrite 2")
 
 
 def test_a_heartbeat_is_nothing_to_merge_but_stands_for_a_window_that_expired() -> None:

@@ -87,7 +87,9 @@ class FakeTables:
         self._ids += 1
         commits = self.snapshots.setdefault(name, [])
         summary = {"total-data-files": "3", "total-delete-files": "2", "total-equality-deletes": "5"}
-        if operation != "replace":
+        if operation == "replace":
+            summary["deleted-data-files"] = "3"
+        else:
             summary |= {
                 LOG_POSITION: str(self._ids * 10),
                 "cdc.window": str(self._ids),

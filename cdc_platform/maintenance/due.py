@@ -1,0 +1,66 @@
+"""Whether an operation is due on a table as it stands now: reads what the decision needs, and no more.
+
+Belongs here: one load of the table's metadata for one decision. Does not: the decision (`maintenance/policy.py`), which
+snapshots must stay (`maintenance/protection.py`). Manifests are read only where the head's summary says that they can
+matter: a tick asks this of every table.
+"""
+
+from dataclasses import dataclass
+
+from cdc_platform.lake.catalog import Lake, history_of
+from cdc_platform.lake.files import listing_of
+from cdc_platform.lake.snapshot import TableHistory
+from cdc_platform.maintenance.health import TableHealth, health_of
+from cdc_platform.maintenance.policy import Decision, expiry_due, positions_due, rewrite_due
+from cdc_platform.maintenance.protection import Retention, keeping
+from cdc_platform.maintenance.runs import Operation, past_runs
+from cdc_platform.registry.maintenance import Maintenance
+
+BEGINNING = "beginning"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A decision, and where the operation starts from: each run that ends well moves it (`maintenance/runs.py`)."""
+
+    decision: Decision
+    start: str
+
+
+def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, now_ms: int) -> Due:
+    """Decide on one table. An operation that is carried out by hand alone is never due."""
+    loaded = lake.load(table)
+    history = None if loaded is None else history_of(table, loaded)
+
+    def health(history: TableHistory) -> TableHealth | None:
+        listing = None if loaded is None else listing_of(table, loaded)
+        if listing is None:
+            return None
+        return health_of(listing, history, target_file_mb=policy.target_file_mb)
+
+    match operation:
+        case "rewrite_data_files":
+            found = health(history) if history and _may_be_small(history, policy) else None
+            decision = rewrite_due(history, found, policy, now_ms)
+        case "rewrite_position_delete_files":
+            found = health(history) if history and history.head and history.head.total("position-deletes") else None
+            decision = positions_due(history, found, policy, now_ms)
+        case "expire_snapshots":
+            decision = _expiry(history, policy, now_ms)
+        case _:
+            decision = Decision(False, f"{operation} is started by hand")
+    runs = past_runs(history.properties, operation) if history else ()
+    return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
+
+
+def _may_be_small(history: TableHistory, policy: Maintenance) -> bool:
+    """There are at least as many data files as small files start a rewrite; all of them may be small."""
+    return history.head is not None and history.head.total("data-files") >= policy.rewrite_small_files
+
+
+def _expiry(history: TableHistory | None, policy: Maintenance, now_ms: int) -> Decision:
+    if history is None:
+        return expiry_due(None, policy, now_ms, expirable=())
+    stays = keeping(history, Retention.of(policy), now_ms=now_ms)
+    expirable = [snapshot_id for snapshot_id in history.snapshots if snapshot_id not in stays.ids]
+    return expiry_due(history, policy, now_ms, expirable=expirable, kept=stays.kept)
