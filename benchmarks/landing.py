@@ -44,8 +44,9 @@ from benchmarks.rivals import Bound, SparkMerge, in_own_process, parquet_bounds,
 from benchmarks.sink_run import STAGES, Run, Span, run
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError
-from cdc_platform.maintenance.rewrite import rewrite_data_files
+from cdc_platform.maintenance.maintain import Effect, maintain
 from cdc_platform.operations import Operations
+from cdc_platform.registry.maintenance import BUILT_IN
 from cdc_platform.stack.control import Stack
 
 _SCALES = {
@@ -211,7 +212,10 @@ def _beside_spark(deployment: Deployment, log: Log, ours_per_s: float, windows: 
     with operations.spark() as spark:
         merge = SparkMerge(spark, log)
         rates = {mode: merge.events_per_s(mode, windows=merges) for mode in _MERGE_MODES}
-        compaction_s = rewrite_data_files(spark, operations.lake, "runs.compacted").took_s
+        policy = BUILT_IN["hot"].policy
+        effect = maintain(spark, operations.lake, "runs.compacted", "rewrite_data_files", policy, dry_run=False)
+        assert isinstance(effect, Effect), "it was no dry run"
+        compaction_s = effect.took_s
         found = spark.rows(f"SELECT count(*) AS n, sum(total) AS total FROM {operations.lake.name}.runs.compacted")
     expected = _newest(log, windows)
     assert (found[0]["n"], found[0]["total"]) == expected, f"landing has {found[0]}, the log {expected}"

@@ -19,7 +19,6 @@ from cdc_platform.operations import Operations, Stage
 
 if TYPE_CHECKING:
     from cdc_platform.maintenance.health import TableHealth
-    from cdc_platform.maintenance.maintain import Effect, Plan
 
 _BEYOND_A_LIMIT = 3
 _stage = click.option(
@@ -117,7 +116,7 @@ def _cells(state: "TableHealth") -> list[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with the keys named here on stdout.")
 @click.pass_obj
-def maintain(
+def maintain(  # noqa: PLR0917  click's order does not matter.
     project: Path | None, table: str, operation: Operation, stage: Stage, dry_run: bool | None, as_json: bool
 ) -> None:
     """Run OPERATION on one of TABLE's tables: print its plan, carry it out, and show what it bought.
@@ -129,12 +128,13 @@ def maintain(
     Exit codes: 0 done, or nothing to do; 2 refused, the reason says why; 4 unavailable, or another writer was always
     first; 5 a row changed.
     """
+    from cdc_platform.maintenance.maintain import Effect
+
     dry = operation == "remove_orphan_files" if dry_run is None else dry_run
     operations = Operations(Deployment.load(project))
     say = _to_stderr if as_json else click.echo
     found = operations.maintain(table, stage, operation, dry_run=dry, say=say)
-    effect: Effect | None = None if dry else found  # type: ignore[assignment]
-    plan: Plan = found if effect is None else effect.plan  # type: ignore[assignment]
+    effect, plan = (found, found.plan) if isinstance(found, Effect) else (None, found)
     if as_json:
         shown: dict[str, Any] = {"plan": plan.figures()}
         if effect is not None:

@@ -41,10 +41,6 @@ Stage = Literal["landing", "curated"]
 _TABLES: dict[Stage, Callable[[str], str]] = {"landing": landing_table, "curated": curated_table}
 
 
-def _silent(_text: str) -> None:
-    """Says nothing."""
-
-
 class Operations:
     """Operations on the tables of one deployment. Raises CdcError."""
 
@@ -106,7 +102,7 @@ class Operations:
         *,
         dry_run: bool = False,
         run_id: str = "",
-        say: Callable[[str], None] = _silent,
+        say: Callable[[str], None] = lambda _line: None,
     ) -> "Effect | Plan":
         """Plan an operation and, unless `dry_run`, carry it out and verify it; see `maintenance.maintain`."""
         from cdc_platform.maintenance.maintain import maintain

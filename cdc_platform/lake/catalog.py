@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from cdc_platform.errors import ConfigError, UnavailableError
-from cdc_platform.lake.snapshot import Column, Snapshot, TableHistory
+from cdc_platform.lake.snapshot import Column, Ref, Snapshot, TableHistory
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -109,5 +109,17 @@ def history_of(name: str, table: "Table") -> TableHistory:
     metadata = table.metadata
     columns = tuple(Column(f.name, str(f.field_type), f.required, f.doc or "") for f in table.schema().fields)
     refs = {ref: r.snapshot_id for ref, r in metadata.refs.items()}
+    retention = tuple(
+        Ref(
+            name=ref,
+            snapshot_id=r.snapshot_id,
+            branch=r.snapshot_ref_type.value == "branch",
+            max_ref_age_ms=r.max_ref_age_ms,
+            max_snapshot_age_ms=r.max_snapshot_age_ms,
+            snapshots_min=r.min_snapshots_to_keep,
+        )
+        for ref, r in metadata.refs.items()
+    )
     snapshots = _Snapshots(metadata.snapshots)
-    return TableHistory(name, columns, metadata.current_snapshot_id, snapshots, dict(metadata.properties), refs)
+    properties = dict(metadata.properties)
+    return TableHistory(name, columns, metadata.current_snapshot_id, snapshots, properties, refs, retention)

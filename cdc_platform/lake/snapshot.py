@@ -27,6 +27,18 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Ref:
+    """A branch or a tag, and what it declares of its own retention; None: the table's defaults."""
+
+    name: str
+    snapshot_id: int
+    branch: bool
+    max_ref_age_ms: int | None = None
+    max_snapshot_age_ms: int | None = None  # Branches: of their ancestors.
+    snapshots_min: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column as Iceberg's schema has it."""
 
@@ -46,19 +58,20 @@ class TableHistory:
     snapshots: Mapping[int, Snapshot]
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
     refs: Mapping[str, int] = field(default_factory=dict[str, int])
+    retention: tuple[Ref, ...] = ()  # The same refs, with what each declares.
 
     @property
     def head(self) -> Snapshot | None:
         """The current snapshot of the main branch."""
         return self.snapshots.get(self.head_id) if self.head_id is not None else None
 
-    def ancestry(self) -> Iterator[Snapshot]:
-        """The head and its parents, newest first; ends where a parent has been expired.
+    def ancestry(self, of: int | None = None) -> Iterator[Snapshot]:
+        """The head (or snapshot `of`) and its parents, newest first; ends where a parent has been expired.
 
         Only snapshots that are asked for are looked at: most callers want one of the newest.
         """
         visited = set[int]()
-        cursor = self.head_id
+        cursor = self.head_id if of is None else of
         while cursor is not None and cursor in self.snapshots and cursor not in visited:  # Bounded by `visited`.
             visited.add(cursor)
             snapshot = self.snapshots[cursor]

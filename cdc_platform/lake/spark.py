@@ -1,8 +1,12 @@
 """Statements through Spark Connect: SQL text in, rows or a pandas frame out.
 
-Belongs here: sessions, identifiers and literals in SQL, translating Spark's errors, and what a statement
-opened (executed-plan metrics). Does not: the statements themselves, which live with their stage.
+Belongs here: sessions, identifiers and literals in SQL, translating Spark's errors, bounding a statement's time, and
+what a statement opened (executed-plan metrics). Does not: the statements themselves, which live with their stage.
 Units: `*_s` are seconds.
+Rules (Spark 4.1.4, measured): a server goes on with a statement whose client was killed, and commits it; it stops when
+the client interrupts it or closes its session, as `spark_session` does on its way out, a cancelled run's too. For a
+client that could not, the server's own `detachedTimeout` ends it (`stack/spark.py`).
+Not every ValidationException of Iceberg is a conflict: a refused request (`gc.enabled=false`) is one too.
 """
 
 # pyarrow and pyiceberg carry few types; what comes from them is ours again at each function's signature.
@@ -10,12 +14,21 @@ Units: `*_s` are seconds.
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeArgument=false, reportPrivateUsage=false
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.errors import CdcError, CommitUnknownError, ConflictError, InvariantError, UnavailableError
+from cdc_platform.errors import (
+    CdcError,
+    CommitUnknownError,
+    ConfigError,
+    ConflictError,
+    InvariantError,
+    LimitError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +43,10 @@ _GONE = (
     "INVALID_HANDLE",
     "SESSION_NOT_FOUND",
 )  # A server that restarted knows no session.
+_CANCELLED = "OPERATION_CANCELED"
+_UNKNOWN = "CommitStateUnknownException"
+_LOST = ("CommitFailedException", "ValidationException")  # Iceberg: another commit won, in two words.
+_REFUSED = ("GC is disabled", "Unable to determine whether certain files are orphan")  # The second word also says this.
 
 
 def quoted(*names: str) -> str:
@@ -97,6 +114,39 @@ class Spark:
                 self._session.conf.unset(key)
 
     @contextmanager
+    def within(self, seconds: float, *, setting: str) -> Generator[None]:
+        """Stop what this session runs after `seconds`; raise LimitError, which names `setting`, if that was needed.
+
+        What was committed before stays. The server stops a procedure between its jobs: one that is committing ends so.
+        """
+        over = threading.Event()
+
+        def stop() -> None:
+            over.set()
+            self.interrupt()
+
+        timer = threading.Timer(max(0.0, seconds), stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except CdcError as error:
+            if not over.is_set():
+                raise
+            raise LimitError(
+                f"it was stopped after {seconds:.0f} s",
+                where=error.where,
+                action=f"What was committed before stays. Raise {setting} if it needs longer",
+            ) from error
+        finally:
+            timer.cancel()
+
+    def interrupt(self) -> None:
+        """Have the server stop all that this session runs."""
+        with suppress(Exception):  # A server that is gone runs nothing.
+            self._session.interruptAll()
+
+    @contextmanager
     def _translated(self, sql: str) -> Generator[None]:
         from grpc import RpcError
         from pyspark.errors import PySparkException
@@ -105,13 +155,23 @@ class Spark:
             yield
         except PySparkException as error:
             message = str(error)
-            if any(name in message for name in ("ValidationException", "CommitFailedException")):
+            if _UNKNOWN in message:
+                raise CommitUnknownError(
+                    "the catalog gave no answer to a commit", where=_head(sql), action="Run it again: it looks first"
+                ) from error
+            if any(refused in message for refused in _REFUSED):
+                raise ConfigError(
+                    f"Iceberg refuses it ({message.splitlines()[0]})",
+                    where=_head(sql),
+                    action="Change the table's properties, or leave this table out",
+                ) from error
+            if any(name in message for name in _LOST):
                 raise ConflictError(
                     "another writer committed first",
                     where=_head(sql),
                     action="Run it again: it reads the table anew",
                 ) from error
-            if any(sign in message for sign in _GONE):
+            if _CANCELLED in message or any(sign in message for sign in _GONE):
                 raise self._no_answer(sql) from error
             raise InvariantError(
                 f"Spark refuses the statement ({message.splitlines()[0] if message else type(error).__name__})",
@@ -167,6 +227,8 @@ def spark_session(url: str) -> Generator[Spark]:
         yield Spark(session, url)
     finally:
         with suppress(Exception):  # A server that is gone has ended the session itself.
+            session.interruptAll()  # A cancelled run leaves by here: its statement would go on and commit unseen.
+        with suppress(Exception):
             session.stop()
 
 

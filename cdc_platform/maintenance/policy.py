@@ -17,7 +17,7 @@ from typing import Literal
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.maintenance.debt import RUNS_MIN, Debt, debt_of
 from cdc_platform.maintenance.health import TableHealth
-from cdc_platform.maintenance.plan import Kept
+from cdc_platform.maintenance.protection import Kept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, rewrote, since_rewrite
 from cdc_platform.registry.maintenance import Maintenance, quiet_minutes
 

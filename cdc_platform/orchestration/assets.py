@@ -129,7 +129,8 @@ def _common(table: Table, relation: str, *, storage: str) -> dict[str, Any]:
     }
 
 
-def _tags(table: Table) -> dict[str, str]:
+def table_tags(table: Table) -> dict[str, str]:
+    """Tags of every asset of a table."""
     return {"cdc/source": table.source_name}
 
 

@@ -7,7 +7,6 @@ Rules: runs are looked at before tables, so that a run that ends in between stil
 moved nothing. Of all runs only those in flight are read in each tick, in one query; a table's own runs once it is due.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +26,6 @@ from cdc_platform.orchestration.attempts import (
     at_target,
     in_flight,
     next_step,
-    since_success,
 )
 from cdc_platform.orchestration.maintenance import PROOF_WITHIN_S, UPKEEP, Upkeep, maintenance_key
 from cdc_platform.orchestration.resources import Tables

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from cdc_platform.operations import Stage
 from cdc_platform.maintenance.policy import Finding, Group
+from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import (
     curated_key,
     curated_metadata,

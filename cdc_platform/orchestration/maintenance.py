@@ -130,18 +130,19 @@ def _asset(upkeep: Upkeep, stage: Stage, name: str, table: Table) -> dg.AssetsDe
     relation = stage_table(stage, name)
 
     def run(context: dg.AssetExecutionContext, tables: Tables, *, dry_run: bool) -> Iterator[dg.MaterializeResult]:
+        from cdc_platform.maintenance.maintain import Effect
+
         with as_failure():
             found = tables.maintain(
                 name, stage, upkeep.operation, dry_run=dry_run, run_id=context.run.run_id, say=context.log.info
             )
-        effect = None if dry_run else found
-        metadata = plan_metadata(found) if effect is None else effect_metadata(effect)
+        metadata = effect_metadata(found) if isinstance(found, Effect) else plan_metadata(found)
         context.log_event(
             dg.AssetObservation(
                 stage_key(stage, name), metadata=metadata, description=f"{upkeep.operation}: {metadata['outcome']}"
             )
         )
-        if effect is not None:
+        if isinstance(found, Effect):
             yield dg.MaterializeResult(metadata=metadata)
 
     decorate = dg.asset(

@@ -264,7 +264,7 @@ def _news(tables: Tables, name: str, table: Table, before: "Seen") -> "News":
     seen = Seen(str(newest.snapshot_id), _columns_text(history), letters_id)
     if seen.snapshot_id == before.snapshot_id:
         return News(f"nothing since snapshot {before.snapshot_id}; the sink's next commit is reported", seen, events)
-    events.extend(_landing_events(name, table, history, newest, before))
+    events.extend(_landing_events(name, history, newest, before))
     if seen.columns != before.columns:
         events.append(_schema_event(table, history))
     return News(f"reported through snapshot {newest.snapshot_id}", seen, events)
@@ -308,7 +308,7 @@ def _columns_text(history: TableHistory) -> str:
 
 
 def _landing_events(
-    name: str, table: Table, history: TableHistory, newest: Snapshot, before: Seen
+    name: str, history: TableHistory, newest: Snapshot, before: Seen
 ) -> Iterator[dg.AssetMaterialization]:
     windows = filter(advanced, history.ancestry())
     unreported = list(takewhile(lambda s: str(s.snapshot_id) != before.snapshot_id, windows))

@@ -115,7 +115,7 @@ class _Reading(Generic[T]):
         for _ in range(min(_THREADS, len(self._waiting))):
             self._start_thread()
         while self._running_or_waiting() and (now := time.monotonic()) < self._ends:
-            self._give_up(lambda began: now - began >= self._read_within_s)  # noqa: B023  Called at once.
+            self._give_up(lambda began: now - began >= self._read_within_s)
             with _lock:
                 deadlines = [began + self._read_within_s for began in self._running.values()]
             try:

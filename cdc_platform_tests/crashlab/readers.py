@@ -14,7 +14,8 @@ from typing import Any
 
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.spark import Spark, quoted
-from cdc_platform.maintenance.rewrite import rewrite_data_files
+from cdc_platform.maintenance.maintain import maintain
+from cdc_platform.registry.maintenance import BUILT_IN
 
 Rows = list[Mapping[str, Any]]
 
@@ -101,4 +102,4 @@ class SparkReader:
     def rewrite(self, lake: Lake, table: str) -> None:
         """What the platform's maintenance does to a landing table."""
         with self._lock:
-            rewrite_data_files(self._spark, lake, table)
+            maintain(self._spark, lake, table, "rewrite_data_files", BUILT_IN["hot"].policy, dry_run=False)

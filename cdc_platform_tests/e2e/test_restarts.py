@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cdc_platform.errors import InvariantError
-from cdc_platform.maintenance.rewrite import require_same_rows
+from cdc_platform.maintenance.probe import columns, probe, require_same
 from cdc_platform.source.postgres import connected
 from cdc_platform.stack.control import ServiceStatus, Stack
 from cdc_platform_tests.conftest import RunningStack, cli
@@ -69,9 +69,13 @@ def test_a_rewrite_that_changed_rows_would_be_told(running_stack: RunningStack) 
     assert landing.head is not None
     with (
         operations.spark() as spark,
-        pytest.raises(InvariantError, match=r"changed the row count from \d+ to \d+.*Roll back"),
+        pytest.raises(InvariantError, match=r"changed the number of rows from \d+ to \d+.*roll back"),
     ):
-        require_same_rows(spark, operations.lake, "landing.orders", landing.head)
+        assert landing.head.parent_id is not None
+        ids = (landing.head.parent_id, landing.head.snapshot_id)
+        of = columns(operations.lake, "landing.orders", landing.head.snapshot_id)
+        before, after = (probe(spark, operations.lake, "landing.orders", i, of) for i in ids)
+        require_same("landing.orders", "rewrite_data_files", before, after)
 
 
 def test_a_busy_source_converges_while_it_is_busy(running_stack: RunningStack) -> None:

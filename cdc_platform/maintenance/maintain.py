@@ -1,0 +1,584 @@
+"""One maintenance run of one table: gate, plan, do, prove, record.
+
+Belongs here: the order of these steps, what is tried again and what is given up, and what a run has to prove. Does not:
+when to run (`maintenance/policy.py`), the statements (`maintenance/procedures.py`), what is planned (`plan.py`).
+Rules:
+- A dry run stops at the plan, and so does a run with nothing to do, which is recorded as one all the same.
+- A rewrite is a series of calls of at most a group each; each is a commit, so a run that is stopped keeps what it
+  finished. It takes what the plan saw, not what writers add meanwhile.
+- Each snapshot that a run made is compared with its own parent, whatever other writers committed in between: rows,
+  checksum, and row lineage on v3. At most `GROUPS_MAX` commits of a run, so at most twice as many reads.
+- A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
+  what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
+- Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store.
+- Files are removed as orphans only if the procedure and our own reading of every snapshot both say so.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, InvariantError, UnavailableError
+from cdc_platform.lake.catalog import Lake
+from cdc_platform.lake.files import FileListing, Reach, live_files, normal_path, reachable
+from cdc_platform.lake.snapshot import Snapshot, TableHistory
+from cdc_platform.lake.spark import Spark
+from cdc_platform.maintenance.gates import Facts, require
+from cdc_platform.maintenance.health import TableHealth, table_health
+from cdc_platform.maintenance.plan import (
+    ExpiryPlan,
+    ManifestPlan,
+    OrphanPlan,
+    Plan,
+    PositionDeletePlan,
+    RewritePlan,
+    expiry_plan,
+    manifest_plan,
+    position_delete_plan,
+    rewrite_plan,
+)
+from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
+from cdc_platform.maintenance.procedures import Procedures
+from cdc_platform.maintenance.protection import Retention, keeping, swept
+from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
+from cdc_platform.registry.maintenance import Maintenance
+
+_PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
+_FILES_CHECKED_MAX = 2_000
+_DAY_MS = 86_400_000
+ORPHANS_MAX = 10_000  # Of one run.
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a run did, and what it bought."""
+
+    operation: Operation
+    table: str
+    run_id: str
+    plan: Plan
+    snapshot_ids: tuple[int, ...]  # That it made, oldest first.
+    before: TableHealth
+    after: TableHealth
+    probe_before: Probe | None  # None where the operation changes nothing that a read sees.
+    probe_after: Probe | None
+    took_s: float  # Of the procedure: without planning, probes and what was lost.
+    conflicts: int
+    lost_s: float
+    outcome: str
+    notes: tuple[str, ...] = ()
+    removed_files: int = 0  # Expiry and orphans.
+    checked_files: int = 0  # That remaining snapshots need, looked for on the store.
+
+    @property
+    def changed(self) -> bool:
+        """Whether it did anything."""
+        return bool(self.snapshot_ids or self.removed_files)
+
+    def figures(self) -> dict[str, float]:
+        """As numbers, under names that do not change, so that they plot."""
+        found = {f"planned_{name}": value for name, value in self.plan.figures().items()}
+        for when, health in (("before", self.before), ("after", self.after)):
+            found |= {
+                f"data_files_{when}": float(health.data_files),
+                f"small_files_{when}": float(health.small_files),
+                f"delete_files_{when}": float(health.delete_files),
+                f"deletes_{when}": float(health.deletes),
+                f"dangling_delete_files_{when}": float(health.dangling_delete_files),
+                f"snapshots_{when}": float(health.snapshots),
+                f"manifests_{when}": float(health.manifests),
+                f"metadata_bytes_{when}": float(health.metadata_bytes),
+                f"planning_s_{when}": health.planning_s,
+            }
+        for when, read in (("before", self.probe_before), ("after", self.probe_after)):
+            if read is not None:
+                found |= {
+                    f"read_s_{when}": read.read_s,
+                    f"files_opened_{when}": float(read.files.total),
+                    f"rows_{when}": float(read.rows),
+                }
+        return found | {
+            "took_s": self.took_s,
+            "conflicts": float(self.conflicts),
+            "lost_s": self.lost_s,
+            "snapshots_made": float(len(self.snapshot_ids)),
+            "removed_files": float(self.removed_files),
+            "checked_files": float(self.checked_files),
+        }
+
+
+def _silent(_line: str) -> None:
+    """Tell nobody."""
+
+
+def maintain(
+    spark: Spark,
+    lake: Lake,
+    table: str,
+    operation: Operation,
+    policy: Maintenance,
+    *,
+    dry_run: bool,
+    run_id: str = "",
+    say: Callable[[str], None] = _silent,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Effect | Plan:
+    """Carry out one operation on one table, telling `say` the plan first; with `dry_run` only return the plan.
+
+    Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
+    `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
+    """
+    run = _Run(spark, lake, table, operation, policy, run_id, clock, sleep)
+    plan = run.gate_and_plan()
+    if dry_run:
+        return plan
+    for line in plan.lines():
+        say(line)
+    return run.carry_out(plan)
+
+
+@dataclass
+class _Run:
+    spark: Spark
+    lake: Lake
+    table: str
+    operation: Operation
+    policy: Maintenance
+    run_id: str
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    took_s: float = 0.0
+    lost_s: float = 0.0
+    conflicts: int = 0
+    removed: int = 0
+    checked: int = 0
+    probes: dict[tuple[int, tuple[str, ...]], Probe] = field(default_factory=dict[tuple[int, tuple[str, ...]], Probe])
+    notes: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.procedures = Procedures(self.spark, self.lake.name, self.table)
+        self.began_s = self.clock()
+
+    def gate_and_plan(self) -> Plan:
+        """Refuse or plan. Asks the engine for its versions; reads metadata alone."""
+        history, listing = self.history(), self.listing()
+        positions = sum(f.content == "position_deletes" and not f.vector for f in listing.files)
+        facts = Facts(listing.format_version, len(history.refs), positions, history.properties)
+        require(self.operation, self.table, facts, self.procedures.engine())
+        return self.plan(history, listing)
+
+    def plan(self, history: TableHistory, listing: FileListing) -> Plan:
+        past = past_runs(history.properties, self.operation)
+        match self.operation:
+            case "rewrite_data_files":
+                return rewrite_plan(
+                    listing,
+                    past,
+                    target_mb=self.policy.target_file_mb,
+                    group_mb_max=self.policy.group_mb_max,
+                    run_mb_max=self.policy.run_mb_max,
+                )
+            case "rewrite_position_delete_files":
+                return position_delete_plan(listing, past)
+            case "rewrite_manifests":
+                return manifest_plan(listing, past)
+            case "expire_snapshots":
+                return self.plan_expiry(history)
+            case "remove_orphan_files":
+                return self.plan_orphans()
+
+    def carry_out(self, plan: Plan) -> Effect:
+        before = self.health()
+        if plan.is_empty:
+            return self.finish(plan, before, before, "nothing to do; no snapshot was made")
+        match plan:
+            case RewritePlan() | PositionDeletePlan() | ManifestPlan():
+                return self.rewrite(plan, before)
+            case ExpiryPlan():
+                return self.expire(plan, before)
+            case OrphanPlan():
+                return self.remove_orphans(plan, before)
+
+    # What makes `replace` snapshots.
+
+    def rewrite(self, plan: RewritePlan | PositionDeletePlan | ManifestPlan, before: TableHealth) -> Effect:
+        start = self.history()
+        head_id = _head_id(start)
+        read_before = self.probe(head_id, head_id)
+        made = list[int]()
+        stopped: Exception | None = None
+        calls = plan.groups if isinstance(plan, RewritePlan) else 1
+        todo: Plan = plan
+        while len(made) < calls and not todo.is_empty:  # Bounded: each turn commits, is a conflict, or ends it.
+            try:
+                fresh = self.one_call(todo)
+            except ConflictError as error:
+                if self.conflicts >= self.policy.conflicts_max:
+                    stopped = self.gave_up(error, bool(made))
+                    break
+                self.sleep(_pause_s(self.conflicts))
+                fresh = []
+            except Exception as error:  # Whatever was committed before is proven all the same; then it is raised.
+                stopped = error
+                break
+            else:
+                if not fresh:
+                    break
+                for snapshot in fresh:
+                    self.prove(snapshot)
+                made += [s.snapshot_id for s in fresh]
+            if len(made) < calls:
+                todo = self.what_is_left(plan)
+        if stopped is not None and not made:
+            raise stopped
+        if stopped is not None:
+            self.notes.append(f"stopped before its end: {stopped}")
+        after = self.health()
+        read_after = self.probe(after.snapshot_id, after.snapshot_id) if made else read_before
+        outcome = _told(before, after, made)
+        effect = self.finish(plan, before, after, outcome, made=made, read_before=read_before, read_after=read_after)
+        if isinstance(stopped, ConflictError):
+            raise stopped
+        return effect
+
+    def one_call(self, plan: Plan) -> list[Snapshot]:
+        """Call the procedure once; return the snapshots that it made, oldest first."""
+        head_id = _head_id(self.history())
+        began = self.clock()
+        try:
+            with self.spark.within(self.seconds_left(), setting="run_time_max"):
+                claimed = self.call(plan)
+        except ConflictError:
+            self.conflicts += 1
+            self.lost_s += self.clock() - began
+            raise
+        except CommitUnknownError:
+            made = self.made_since(head_id)
+            if not made:
+                raise  # The server may still be at it: for a person, or the next run, to look again.
+            self.notes.append("the answer to a commit was lost; the table's history shows that it was made")
+            self.took_s += self.clock() - began
+            return made
+        self.took_s += self.clock() - began
+        made = self.made_since(head_id)
+        if claimed and not made:
+            raise InvariantError(
+                f"{self.operation} says that it rewrote {claimed} files, but made no snapshot",
+                where=f"{self.table} at snapshot {head_id}",
+                action="Look at Spark's log (`cdc-platform logs spark`) and whether another catalog serves this table",
+            )
+        return made
+
+    def call(self, plan: Plan) -> int:
+        match plan:
+            case RewritePlan():
+                return self.procedures.rewrite_data_files(
+                    files_max=plan.files_per_call,
+                    group_mb_max=self.policy.group_mb_max,
+                    target_mb=self.policy.target_file_mb,
+                )
+            case PositionDeletePlan():
+                return self.procedures.rewrite_position_delete_files()
+            case _:
+                return self.procedures.rewrite_manifests()
+
+    def what_is_left(self, first: Plan) -> Plan:
+        """A new plan; empty when of the first plan's files none is left to write anew, so that no writer is chased."""
+        again = self.plan(self.history(), self.listing())
+        if isinstance(first, RewritePlan) and isinstance(again, RewritePlan) and not first.paths & again.paths:
+            return rewrite_nothing(again)
+        return again
+
+    def made_since(self, head_id: int) -> list[Snapshot]:
+        """`replace` snapshots between a former head and the present one, oldest first.
+
+        Maintenance of a table runs alone (`one writer per table`), and the sink makes none: so they are this run's.
+        """
+        found = list[Snapshot]()
+        for snapshot in self.history().ancestry():
+            if snapshot.snapshot_id == head_id:
+                return found[::-1]
+            if snapshot.operation == "replace":
+                found.append(snapshot)
+        raise InvariantError(
+            f"snapshot {head_id} is no longer an ancestor of the head",
+            where=self.table,
+            action="Look at it first: another program rolled it back, replaced it, or expired its history",
+        )
+
+    def prove(self, made: Snapshot) -> None:
+        """Raise InvariantError unless a snapshot holds its parent's rows."""
+        if made.parent_id is None:
+            return
+        before, after = (self.probe(i, made.snapshot_id) for i in (made.parent_id, made.snapshot_id))
+        newer = list[int]()
+        for snapshot in self.history().ancestry():
+            if snapshot.snapshot_id == made.snapshot_id:
+                break
+            newer.append(snapshot.snapshot_id)
+        require_same(self.table, self.operation, before, after, catalog=self.lake.name, newer_commits=newer)
+        if before.lineage is None and after.lineage is not None:
+            self.note("the snapshot before it has no row lineage (made before the upgrade to v3): none to compare")
+        if after.left_out:
+            self.note(f"not in the checksum, for they can't be hashed: {', '.join(after.left_out)}")
+
+    def probe(self, snapshot_id: int, as_of: int) -> Probe:
+        of = columns(self.lake, self.table, snapshot_id, as_of=as_of)
+        key = (snapshot_id, of.expressions)
+        if key not in self.probes:
+            self.probes[key] = probe(self.spark, self.lake, self.table, snapshot_id, of)
+        return self.probes[key]
+
+    def gave_up(self, error: ConflictError, some: bool) -> ConflictError:
+        what = f"{self.conflicts} plans lost to other writers' commits, and {self.lost_s:.0f} s of work with them"
+        return ConflictError(
+            what + ("; what was committed before stays" if some else ""),
+            where=f"{self.operation} on {self.table}",
+            action="Stop the other program that rewrites or deletes rows of this table, or run this when it is quiet; "
+            "the setting is conflicts_max",
+        ).with_traceback(error.__traceback__)
+
+    def seconds_left(self) -> float:
+        return self.policy.run_time_max.total_seconds() - (self.clock() - self.began_s)
+
+    # Expiry.
+
+    def plan_expiry(self, history: TableHistory) -> ExpiryPlan:
+        now_ms = int(self.clock() * 1000)
+        kept = keeping(history, Retention.of(self.policy), now_ms=now_ms)
+        reach = self.reach()
+        plan = expiry_plan(history, kept, reach)
+        beyond = swept(history, now_ms=now_ms) - set(plan.snapshot_ids)
+        if beyond:
+            aged = [ref.name for ref in history.retention if ref.branch and ref.max_snapshot_age_ms is not None]
+            raise ConfigError(
+                f"an expiry would also take {len(beyond)} snapshots that must stay: branch {', '.join(aged)} declares "
+                "a shorter age of its own",
+                where=f"{self.table}, snapshot {min(beyond)}",
+                action=f"Take that declaration away: `ALTER TABLE {self.lake.name}.{self.table} REPLACE BRANCH "
+                f"`{aged[0] if aged else 'main'}` RETAIN 36500 DAYS WITH SNAPSHOT RETENTION 36500 DAYS`",
+            )
+        return plan
+
+    def expire(self, plan: ExpiryPlan, before: TableHealth) -> Effect:
+        history = self.history()
+        for ref in history.retention:
+            if ref.name in plan.refs_renewed:
+                self.procedures.renew(ref)
+        began = self.clock()
+        try:
+            with self.spark.within(self.seconds_left(), setting="run_time_max"):
+                self.removed = self.procedures.expire_snapshots(plan.snapshot_ids)
+        except CommitUnknownError:
+            if set(plan.snapshot_ids) & self.history().snapshots.keys():
+                raise
+            self.notes.append("the answer was lost; the table's history shows that the snapshots are gone")
+        self.took_s = self.clock() - began
+        self.require_expired(history, plan)
+        after = self.health()
+        outcome = (
+            f"{len(plan.snapshot_ids)} snapshots and {self.removed} data and delete files gone; "
+            f"{len(plan.kept)} pins kept"
+        )
+        return self.finish(plan, before, after, outcome)
+
+    def require_expired(self, before: TableHistory, plan: ExpiryPlan) -> None:
+        """Exactly the planned snapshots are gone, and what the others need is there."""
+        after = self.history()
+        gone = before.snapshots.keys() - after.snapshots.keys()
+        if gone != set(plan.snapshot_ids):
+            more, fewer = gone - set(plan.snapshot_ids), set(plan.snapshot_ids) - gone
+            raise InvariantError(
+                f"{len(more)} snapshots are gone that were to stay ({_some(more)}), {len(fewer)} stayed that were "
+                f"to go ({_some(fewer)})",
+                where=self.table,
+                action="Stop expiry of this table; another program may expire it too (look at `ALTER TABLE` settings "
+                "history.expire.* and at other schedules)",
+            )
+        lost_refs = before.refs.keys() - after.refs.keys() - set(plan.refs_gone)
+        if lost_refs:
+            raise InvariantError(
+                f"refs are gone that were to stay: {', '.join(sorted(lost_refs))}",
+                where=self.table,
+                action="Stop expiry of this table and make the tag again if its snapshot is still there",
+            )
+        self.require_files(after)
+
+    def require_files(self, history: TableHistory) -> None:
+        """What refs need is on the store; the newest first, up to a bound."""
+        reach = self.reach([*{_head_id(history), *history.refs.values()}])
+        needed = [*reach.metadata([_head_id(history)]), *reach.files([_head_id(history)])]
+        needed += [
+            p for p in (*reach.metadata(reach.manifests_of), *reach.files(reach.manifests_of)) if p not in needed
+        ]
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        missing = [p for p in needed[:_FILES_CHECKED_MAX] if not loaded.io.new_input(p).exists()]
+        self.checked = min(len(needed), _FILES_CHECKED_MAX)
+        if len(needed) > self.checked:
+            self.note(f"of {len(needed)} files that refs need, {self.checked} were looked for on the store")
+        if missing:
+            raise InvariantError(
+                f"{len(missing)} files are gone that a branch or tag needs, the first is {missing[0]}",
+                where=self.table,
+                action="Stop all maintenance of this table; restore the files from the store's versions, or rebuild it",
+            )
+
+    # Orphans.
+
+    def plan_orphans(self) -> OrphanPlan:
+        older_than_ms = int(self.clock() * 1000) - max(
+            int(self.policy.orphans_min_age.total_seconds() * 1000), _DAY_MS + 60_000
+        )
+        found = self.procedures.orphans(older_than_ms)
+        known = self.everything()  # After it was listed: what was committed meanwhile is known too.
+        wrong = [path for path in found if normal_path(path) in known]
+        if wrong:
+            raise InvariantError(
+                f"remove_orphan_files would remove {len(wrong)} files that a snapshot needs, the first is {wrong[0]}",
+                where=self.table,
+                action="Nothing was removed. Don't run it on this table by hand either; report it with both paths",
+            )
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        chosen = tuple(sorted(found))[:ORPHANS_MAX]
+        sizes = [len(loaded.io.new_input(path)) for path in chosen[:_FILES_CHECKED_MAX]]
+        return OrphanPlan(chosen, sum(sizes), older_than_ms, len(known))
+
+    def everything(self) -> frozenset[str]:
+        """Every file that any of the table's snapshots or its metadata leads to."""
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        reach = self.reach()
+        metadata = [loaded.metadata_location, *(entry.metadata_file for entry in loaded.metadata.metadata_log)]
+        statistics = [s.statistics_path for s in (*loaded.metadata.statistics, *loaded.metadata.partition_statistics)]
+        own = {normal_path(path) for path in (*metadata, *statistics)}
+        return frozenset(own | reach.files(reach.manifests_of).keys() | reach.metadata(reach.manifests_of).keys())
+
+    def remove_orphans(self, plan: OrphanPlan, before: TableHealth) -> Effect:
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        began = self.clock()
+        with self.spark.within(self.seconds_left(), setting="run_time_max"):
+            self.removed = self.procedures.remove_orphans(
+                plan.files, location=loaded.location(), older_than_ms=plan.older_than_ms
+            )
+        self.took_s = self.clock() - began
+        self.require_files(self.history())
+        outcome = f"{self.removed} of {len(plan.files)} orphan files removed"
+        return self.finish(plan, before, self.health(), outcome)
+
+    # What all share.
+
+    def finish(
+        self,
+        plan: Plan,
+        before: TableHealth,
+        after: TableHealth,
+        outcome: str,
+        *,
+        made: Sequence[int] = (),
+        read_before: Probe | None = None,
+        read_after: Probe | None = None,
+    ) -> Effect:
+        """Record the run in the table and say what it was."""
+        history = self.history()
+        record = PastRun(
+            at_ms=int(self.clock() * 1000),
+            snapshot_id=after.snapshot_id,
+            took_s=self.took_s,
+            changed=bool(made or self.removed),
+            rewritten_bytes=_bytes(plan) if made else 0,
+            delete_files=before.delete_files,
+            deletes=before.deletes,
+            read_before_s=read_before.read_s if read_before else None,
+            read_after_s=read_after.read_s if read_after else None,
+            lost_s=self.lost_s,
+            small_files_left=after.small_files if self.operation == "rewrite_data_files" else None,
+        )
+        self.procedures.set_property(*with_run(history.properties, self.operation, record))
+        return Effect(
+            operation=self.operation,
+            table=self.table,
+            run_id=self.run_id,
+            plan=plan,
+            snapshot_ids=tuple(made),
+            before=before,
+            after=after,
+            probe_before=read_before,
+            probe_after=read_after,
+            took_s=self.took_s,
+            conflicts=self.conflicts,
+            lost_s=self.lost_s,
+            outcome=outcome,
+            notes=tuple(self.notes),
+            removed_files=self.removed,
+            checked_files=self.checked,
+        )
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def history(self) -> TableHistory:
+        found = self.lake.history(self.table)
+        if found is None or found.head is None:
+            raise self.empty()
+        return found
+
+    def listing(self) -> FileListing:
+        found = live_files(self.lake, self.table)
+        if found is None:
+            raise self.empty()
+        return found
+
+    def health(self) -> TableHealth:
+        found = table_health(self.lake, self.table, self.policy.target_file_mb)
+        if found is None:
+            raise self.empty()
+        return found
+
+    def reach(self, snapshot_ids: Sequence[int] | None = None) -> Reach:
+        found = reachable(self.lake, self.table, snapshot_ids)
+        if found is None:
+            raise self.empty()
+        return found
+
+    def empty(self) -> UnavailableError:
+        return UnavailableError("it has no snapshot yet", where=self.table, action="Wait for the initial load")
+
+
+def rewrite_nothing(plan: RewritePlan) -> RewritePlan:
+    """The same moment, with nothing to do."""
+    return RewritePlan(plan.snapshot_id, 0, 0, 0, 0, plan.dangling_delete_files, 0, 0, None)
+
+
+def _head_id(history: TableHistory) -> int:
+    assert history.head_id is not None, "`_Run.history` refuses a table without a snapshot"
+    return history.head_id
+
+
+def _told(before: TableHealth, after: TableHealth, made: Sequence[int]) -> str:
+    if not made:
+        return "nothing to rewrite; no snapshot was made"
+    return (
+        f"{before.data_files} data files, {before.delete_files} delete files with {before.deletes} deletes and "
+        f"{before.manifests} manifests became {after.data_files}, {after.delete_files} with {after.deletes} and "
+        f"{after.manifests}; no row changed"
+    )
+
+
+def _pause_s(conflicts: int) -> float:
+    """Twice as long each time, with chance in it: two that lost to each other should not meet again."""
+    return min(_PAUSE_MAX_S, _PAUSE_S * 2 ** (conflicts - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def _bytes(plan: Plan) -> int:
+    found: Mapping[str, float] = plan.figures()
+    return int(found.get("data_bytes", found.get("delete_bytes", found.get("manifest_bytes", 0))))
+
+
+def _some(ids: set[int]) -> str:
+    return ", ".join(str(i) for i in sorted(ids)[:3]) or "none"
