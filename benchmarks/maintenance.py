@@ -33,7 +33,6 @@ from statistics import median
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from cdc_platform.maintenance.maintain import maintain
 from rich.console import Console
 from rich.table import Table
 
@@ -44,6 +43,7 @@ from benchmarks.sink_run import run
 from cdc_platform.deployment import Deployment
 from cdc_platform.errors import CdcError
 from cdc_platform.lake.spark import Spark, quoted
+from cdc_platform.maintenance.maintain import maintain
 from cdc_platform.operations import Operations
 from cdc_platform.stack.control import Stack
 
