@@ -124,13 +124,14 @@ def maintain(
     say: Callable[[str], None] = _silent,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
+    procedures: type[Procedures] = Procedures,
 ) -> Effect | Plan:
     """Carry out one operation on one table, telling `say` the plan first; with `dry_run` only return the plan.
 
     Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
     `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
     """
-    run = _Run(spark, lake, table, operation, policy, run_id, clock, sleep, say)
+    run = _Run(procedures(spark, lake.name, table), spark, lake, table, operation, policy, run_id, clock, sleep, say)
     plan = run.gate_and_plan()
     if dry_run:
         return plan
@@ -141,6 +142,7 @@ def maintain(
 
 @dataclass
 class _Run:
+    procedures: Procedures
     spark: Spark
     lake: Lake
     table: str
@@ -159,7 +161,6 @@ class _Run:
     notes: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self.procedures = Procedures(self.spark, self.lake.name, self.table)
         self.began_s = self.clock()
 
     def gate_and_plan(self) -> Plan:

@@ -15,6 +15,7 @@ from cdc_platform.stack.service import Service
 _PACKAGES = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.50.3.0")
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _CATALOG_BUSY_MS = 30_000
+_DETACHED_TIMEOUT = "30s"  # Spark's default is five minutes. Longer than our client tries again (`lake/spark.py`).
 _OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"  # And be started again, rather than hang.
 
 
@@ -25,6 +26,10 @@ def service(deployment: Deployment, port: int) -> Service:
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
+        # A client that was killed has interrupted nothing: its statement would run to its end, and commit. A live
+        # client comes back at once when its stream is cut.
+        "spark.connect.execute.manager.detachedTimeout": _DETACHED_TIMEOUT,
+        "spark.connect.execute.manager.maintenanceInterval": "10s",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",

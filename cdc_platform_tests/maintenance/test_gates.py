@@ -1,0 +1,61 @@
+"""Versions as engines print them, and which of them may do what to which table."""
+
+import pytest
+
+from cdc_platform.errors import ConfigError
+from cdc_platform.maintenance.gates import Engine, Facts, Version, refusal, require, version_of
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("1.12.0", (1, 12, 0)),
+        ("v1.9", (1, 9, 0)),
+        ("1.10.2-amzn-1", (1, 10, 2)),
+        ("1.12.0-SNAPSHOT", (1, 12, -1)),
+        ("1.12.0-rc2", (1, 12, -1)),
+        ("unspecified", None),
+        ("", None),
+    ],
+)
+def test_versions_are_compared_as_numbers(text: str, version: Version | None) -> None:
+    assert version_of(text) == version
+
+
+@pytest.mark.parametrize(
+    ("iceberg", "operation", "facts", "names"),
+    [
+        ("1.11.0", "rewrite_manifests", Facts(3), "1.12.0"),
+        ("1.12.0-SNAPSHOT", "rewrite_manifests", Facts(3), "1.12.0"),
+        ("1.9.2", "rewrite_data_files", Facts(3), "1.10.0"),
+        ("1.9.2", "expire_snapshots", Facts(2, refs=2), "1.10.0"),
+        ("1.6.1", "rewrite_data_files", Facts(2), "1.7.0"),
+        ("unspecified", "rewrite_manifests", Facts(3), "unknown"),
+        ("1.12.0", "rewrite_position_delete_files", Facts(3), "touches no deletion vector"),
+        ("1.12.0", "expire_snapshots", Facts(2, properties={"gc.enabled": "FALSE"}), "gc.enabled"),
+        ("1.12.0", "rewrite_data_files", Facts(4), "format version 4"),
+    ],
+)
+def test_what_is_known_to_harm_is_refused_with_the_reason(
+    iceberg: str, operation: str, facts: Facts, names: str
+) -> None:
+    reason = refusal(operation, facts, Engine(iceberg, "4.1.4"))  # type: ignore[arg-type]
+    assert reason is not None and names in reason
+    with pytest.raises(ConfigError, match=operation):
+        require(operation, "landing.t", facts, Engine(iceberg, "4.1.4"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("iceberg", "operation", "facts"),
+    [
+        ("1.12.0", "rewrite_manifests", Facts(3)),
+        ("1.11.0", "rewrite_manifests", Facts(2)),
+        ("1.10.0", "rewrite_data_files", Facts(3)),
+        ("1.9.2", "rewrite_data_files", Facts(2)),
+        ("1.9.2", "expire_snapshots", Facts(2, refs=1)),
+        ("unspecified", "rewrite_manifests", Facts(2)),
+        ("1.12.0", "rewrite_position_delete_files", Facts(3, position_delete_files=1)),
+    ],
+)
+def test_the_neighbour_of_each_refused_case_is_let_through(iceberg: str, operation: str, facts: Facts) -> None:
+    assert refusal(operation, facts, Engine(iceberg, "4.1.4")) is None  # type: ignore[arg-type]

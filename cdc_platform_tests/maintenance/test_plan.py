@@ -1,0 +1,77 @@
+"""Plans from listings: what is taken, how it is bounded, what is known of the time."""
+
+from dataclasses import replace
+
+from cdc_platform.lake.files import FileListing, LiveFile
+from cdc_platform.maintenance.plan import KEY_BYTES, MB, RewritePlan, estimate, position_delete_plan, rewrite_plan
+from cdc_platform.maintenance.runs import PastRun
+
+
+def data(path: str, number: int = 1, mb: float = 100, partition: tuple[object, ...] = ()) -> LiveFile:
+    return LiveFile("data", path, 1_000, int(mb * MB), number, 0, partition)
+
+
+def keys(path: str, number: int, records: int = 50) -> LiveFile:
+    return LiveFile("equality_deletes", path, records, 1_000, number, 0, (), equality_ids=(1,))
+
+
+def positions(path: str, number: int, of: str | None = None) -> LiveFile:
+    return LiveFile("position_deletes", path, 5, 1_000, number, 0, (), names_from=of, names_to=of)
+
+
+def listing(*files: LiveFile) -> FileListing:
+    return FileListing("landing.t", 7, 2, files, frozenset({0}), 3, 3_000, 900, 0.1)
+
+
+def plan(*files: LiveFile, past: tuple[PastRun, ...] = (), **limits: int) -> RewritePlan:
+    given = {"target_mb": 128, "group_mb_max": 1024, "run_mb_max": 102_400} | limits
+    return rewrite_plan(listing(*files), past, **given)
+
+
+def test_files_with_deletes_are_taken_and_those_written_after_them_are_not() -> None:
+    found = plan(data("a", 1), data("b", 3), keys("d", 2), keys("d3", 3))
+    assert found.paths == {"a"}
+    assert (found.data_bytes, found.delete_files, found.deletes) == (100 * MB, 2, 100)
+    assert found.memory_bytes == 100 * KEY_BYTES
+    assert plan(data("a", 2), keys("d", 2)).is_empty
+
+
+def test_a_position_delete_takes_the_file_that_it_names() -> None:
+    found = plan(data("a"), data("b"), positions("p", 1, of="b"))
+    assert (found.paths, found.dangling_delete_files) == ({"b"}, 0)
+    assert plan(data("a"), positions("p", 1, of="gone")).dangling_delete_files == 1
+
+
+def test_small_files_are_merged_when_there_are_two_in_a_partition() -> None:
+    assert plan(data("a", mb=1), data("b", mb=1)).paths == {"a", "b"}
+    assert plan(data("a", mb=1), data("b", mb=100)).is_empty
+    assert plan(data("a", mb=1, partition=(1,)), data("b", mb=1, partition=(2,))).is_empty
+
+
+def test_a_call_takes_no_more_than_a_group_whichever_files_are_picked() -> None:
+    files = [data(f"f{n}", mb=300 if n == 0 else 100) for n in range(10)]
+    found = plan(*files, keys("d", 2), group_mb_max=550)
+    assert (found.files_per_call, found.groups) == (3, 3)  # 300 + 100 + 100 fit, one more does not.
+    assert plan(*files, keys("d", 2), group_mb_max=100).files_per_call == 2
+
+
+def test_a_run_is_bounded_by_its_bytes() -> None:
+    files = [data(f"f{n}") for n in range(40)]
+    assert plan(*files, keys("d", 2), group_mb_max=1000).groups == 4
+    assert plan(*files, keys("d", 2), group_mb_max=1000, run_mb_max=2000).groups == 2
+    assert plan(*files, keys("d", 2), group_mb_max=100).groups == 10  # GROUPS_MAX
+
+
+def test_time_is_unknown_before_the_first_run_and_then_by_the_median_of_past_ones() -> None:
+    run = PastRun(1, 1, took_s=10, changed=True, rewritten_bytes=100 * MB)
+    assert estimate((), MB) is None
+    assert estimate((replace(run, changed=False),), MB) is None
+    assert estimate((run, replace(run, took_s=30), replace(run, took_s=20)), 200 * MB) == 40
+    assert estimate((run,), 1) == 10  # A small one is all overhead.
+    assert "unknown" in plan(data("a"), keys("d", 2)).lines()[-1]
+
+
+def test_vectors_are_not_position_delete_files() -> None:
+    vector = replace(positions("v", 1, of="a"), vector=True)
+    assert position_delete_plan(listing(data("a"), vector), ()).is_empty
+    assert position_delete_plan(listing(data("a"), positions("p", 1)), ()).deletes == 5
