@@ -48,7 +48,10 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
     operations = Operations(deployment)
     names = [table] if table else list(deployment.registry.tables)
     found: dict[str, dict[str, Any] | None] = {}
-    grid = Grid("table", *_COLUMNS, box=None, header_style="bold")
+    grid = Grid(box=None, header_style="bold")
+    grid.add_column("table", no_wrap=True)
+    for column in _COLUMNS:
+        grid.add_column(column, justify="right", no_wrap=True)
     said: list[str] = []
     for name in names:
         for stage in get_args(Stage):
@@ -69,12 +72,15 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
     else:
-        Console().print(grid)
+        console = Console()
+        console.width = max(console.width, _WIDTH_MIN)  # Cut figures say nothing; a narrow terminal wraps.
+        console.print(grid)
         for line in said:
             click.echo(line)
     sys.exit(_BEYOND_A_LIMIT if said else 0)
 
 
+_WIDTH_MIN = 130
 _COLUMNS = (
     "data files",
     "small",

@@ -151,11 +151,17 @@ class _News:
         """Nothing is remembered: begin at the end of the events, and tell what is wrong now."""
         newest = list(self._check_events(after=None, limit=1, ascending=False))
         memory.event = newest[0].storage_id if newest else 0
-        keys = self._repository.asset_graph.asset_check_keys if self._repository else ()
-        for key in sorted(keys, key=_subject):
-            records = self._instance.event_log_storage.get_asset_check_execution_history(
-                key, limit=_CHECK_RECORDS_READ_MAX
-            )
+        keys = sorted(self._repository.asset_graph.asset_check_keys if self._repository else (), key=_subject)
+        storage = self._instance.event_log_storage
+        latest = storage.get_latest_asset_check_execution_by_key(
+            keys
+        )  # One query: a query for each took 18 s at 1,900.
+        for key in keys:
+            if (last := latest.get(key)) is None:
+                continue
+            records: Iterable[Any] = [last]
+            if not isinstance(last.evaluation, dg.AssetCheckEvaluation):  # Planned, or it raised.
+                records = storage.get_asset_check_execution_history(key, limit=_CHECK_RECORDS_READ_MAX)
             for record in records:
                 if isinstance(evaluation := record.evaluation, dg.AssetCheckEvaluation):
                     yield from self._of(evaluation, memory, at=record.create_timestamp, run_id=record.run_id)
