@@ -35,7 +35,7 @@ class PastRun:
     """One run that ended well, with or without something to do."""
 
     at_ms: _Count  # Its end, UTC.
-    snapshot_id: int  # Head after it.
+    snapshot_id: int  # The last that it made itself, or the head at its start: what came later is none of its work.
     took_s: _Seconds
     changed: bool  # False: it found nothing to do.
     rewritten_bytes: _Count = 0
@@ -45,6 +45,7 @@ class PastRun:
     read_after_s: _Seconds | None = None
     lost_s: _Seconds = 0.0  # Work thrown away to conflicts.
     small_files_left: _Count | None = None  # After it; None when nobody counted.
+    complete: bool = True  # False: it was cut short, by a limit or a conflict, with planned files not taken.
 
 
 _RUNS = TypeAdapter(tuple[PastRun, ...])
