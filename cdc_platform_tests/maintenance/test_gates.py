@@ -28,8 +28,20 @@ def test_versions_are_compared_as_numbers(text: str, version: Version | None) ->
 
 @pytest.mark.parametrize(
     "mark",
-    ["rc2", "~rc1", "_SNAPSHOT", "SNAPSHOT", " SNAPSHOT", "-20261101.120000-7", "-nightly", "-dev", "-next", "-0.rc1"]
-    + [".dev0", ".rc1", "-M1", "-preview1", "-beta.1", "-amzn-0-SNAPSHOT", "-rc1+build", "-never-heard-of"],
+    (
+        *("rc2", "~rc1", "_SNAPSHOT", "SNAPSHOT", " SNAPSHOT", "-20261101.120000-7", "-nightly", "-dev", "-next"),
+        *(
+            "-0.rc1",
+            ".dev0",
+            ".rc1",
+            "-M1",
+            "-preview1",
+            "-beta.1",
+            "-amzn-0-SNAPSHOT",
+            "-rc1+build",
+            "-never-heard-of",
+        ),
+    ),
 )
 def test_what_no_known_build_is_marked_with_is_a_pre_release(mark: str) -> None:
     assert version_of(f"1.12.0{mark}") == (1, 12, -1)
