@@ -130,7 +130,7 @@ def maintain(
     Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
     `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
     """
-    run = _Run(spark, lake, table, operation, policy, run_id, clock, sleep)
+    run = _Run(spark, lake, table, operation, policy, run_id, clock, sleep, say)
     plan = run.gate_and_plan()
     if dry_run:
         return plan
@@ -149,6 +149,7 @@ class _Run:
     run_id: str
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    say: Callable[[str], None]
     took_s: float = 0.0
     lost_s: float = 0.0
     conflicts: int = 0
@@ -218,7 +219,9 @@ class _Run:
                 if self.conflicts >= self.policy.conflicts_max:
                     stopped = self.gave_up(error, bool(made))
                     break
-                self.sleep(_pause_s(self.conflicts))
+                pause_s = _pause_s(self.conflicts)
+                self.say(f"lost to another writer's commit ({_first_line(error)}); a new plan in {pause_s:.0f} s")
+                self.sleep(pause_s)
                 fresh = []
             except Exception as error:  # Whatever was committed before is proven all the same; then it is raised.
                 stopped = error
@@ -228,6 +231,7 @@ class _Run:
                     break
                 for snapshot in fresh:
                     self.prove(snapshot)
+                    self.say(f"snapshot {snapshot.snapshot_id} holds the same rows as its parent {snapshot.parent_id}")
                 made += [s.snapshot_id for s in fresh]
             if len(made) < calls:
                 todo = self.what_is_left(plan)
@@ -521,6 +525,7 @@ class _Run:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+            self.say(text)
 
     def history(self) -> TableHistory:
         found = self.lake.history(self.table)
@@ -573,6 +578,15 @@ def _told(before: TableHealth, after: TableHealth, made: Sequence[int]) -> str:
 def _pause_s(conflicts: int) -> float:
     """Twice as long each time, with chance in it: two that lost to each other should not meet again."""
     return min(_PAUSE_MAX_S, _PAUSE_S * 2 ** (conflicts - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def _first_line(error: Exception) -> str:
+    """What Iceberg said, which is in the cause: the line that names the conflict, without the files that it lists."""
+    said = str(error.__cause__ or error).splitlines() or [""]
+    named = next(
+        (line for line in said if "ValidationException: " in line or "CommitFailedException: " in line), said[0]
+    )
+    return named.rpartition("Exception: ")[2][:120]
 
 
 def _bytes(plan: Plan) -> int:

@@ -123,8 +123,8 @@ def require_same(
     if newer_commits:
         action = (
             f"Stop all maintenance of this table and its writer (`cdc-platform down` stops the sink), roll back with "
-            f"`{back}`, then start the writer: the {len(newer_commits)} commits since are taken away with it and written again "
-            "from the position in the snapshot (the sink from the change log, a merge from landing)"
+            f"`{back}`, then start the writer: the {len(newer_commits)} commits since go with it and are written again "
+            "from the position in that snapshot (by the sink from the change log, by a merge from landing)"
         )
     else:
         action = f"Stop all maintenance of this table and roll back with `{back}`; nothing was committed since"

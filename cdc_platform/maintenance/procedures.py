@@ -17,9 +17,9 @@ Measured with Spark 4.1.4 and Iceberg 1.12.0, 2026-11:
 - No snapshot property of the session reaches the snapshots of procedures, so they bear no `cdc.run-id`: a run knows its
   own by their place in the ancestry.
 - A new position delete for a file that is being rewritten, a file that is gone ("Missing required files to delete"),
-  and another rewrite that was first: a ConflictError each, and a new plan is right. An expiry meanwhile hurts no rewrite.
-- Interrupted, the server stops within its running jobs, commits nothing more and removes what it wrote. A client that
-  is killed (SIGKILL, SIGTERM without a handler) does not interrupt: the server goes on and commits.
+  and another rewrite that was first: a ConflictError each, and a new plan is right. An expiry meanwhile hurts none.
+- Interrupted, the server stops within its running jobs, commits nothing more and removes what it wrote. A client
+  that is killed (SIGKILL, SIGTERM without a handler) does not interrupt: the server goes on and commits.
 - `expire_snapshots` with `snapshot_ids` and `older_than` at the epoch takes exactly those, though `retain_last` says
   otherwise; an id that is gone already is no error; one that a ref points to is ("Still referenced by refs"). It also
   drops refs past their own declared age.

@@ -42,6 +42,8 @@ def test_the_worked_case_of_the_module() -> None:
     assert (before.due, at.due) == (False, True)
     assert before.paid_s == pytest.approx(34.22, abs=0.001)  # Steps, not a line: 58*59/2 file minutes.
     assert before.due_at_ms == pytest.approx(HOUR_MS, rel=0.02)
+    early = debt_of(growing(10), RUNS, reads_per_hour=READS, now_ms=10 * MINUTE_MS)
+    assert early.due_at_ms == pytest.approx(HOUR_MS, rel=0.02)  # Growth is in it, not the present rate alone.
     assert (at.slope_s_per_delete_file, at.cost_s, at.extra_s_per_read) == pytest.approx((0.1, 36.0, 6.0))
     assert at.pays_back_after_reads == pytest.approx(6.0)
 

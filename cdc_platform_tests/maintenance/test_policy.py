@@ -314,6 +314,7 @@ def test_the_model_is_shown_and_starts_nothing_while_the_count_decides() -> None
     found = due(indebted(600, LEARNT, LEARNT))
     assert found.due is False
     assert "readers have paid 720 s of the 36 s" in found.reason
+    assert due(recorded(table(commits=10), LEARNT, LEARNT)).trigger == "rewrite_after_commits"  # Not at the alarm.
 
 
 def test_an_unknown_model_leaves_it_to_the_count() -> None:

@@ -58,6 +58,7 @@ def test_runs_are_read_as_they_were_recorded_the_newest_first_and_at_most_ten(ru
         properties[name] = value
     assert past_runs(properties, OPERATION) == tuple(reversed(runs))[:RUNS_KEPT_MAX]
     assert past_runs(properties, "expire_snapshots") == ()
+    assert properties.get(PROPERTY + OPERATION, "").count("at_ms") <= RUNS_KEPT_MAX
     assert len(properties.get(PROPERTY + OPERATION, "")) < 4_000
 
 
