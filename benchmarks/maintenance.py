@@ -112,8 +112,8 @@ def main() -> None:
             sys.exit(error.exit_code)
         finally:
             Stack(deployment).stop()
-    figures |= _ticks(console)
     _show(console, figures)
+    figures |= _ticks(console)
     file = write_results("maintenance", scale=scale, figures=figures)
     _plot(results_file("maintenance", "png"), figures)
     console.print(f"Written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, .png")
@@ -323,12 +323,14 @@ def _ticks(console: Console) -> dict[str, dict[str, dict[str, float]]]:
             for sensor, of in tick_seconds(tables).items():
                 for figure, which in (("tick_s", "next"), ("tick_first_s", "first")):
                     found[figure].setdefault(sensor, {})[str(tables)] = round(of[which], 4)
+    for sensor, of in found["tick_s"].items():
+        console.print(f"A tick of {sensor}: " + ", ".join(f"{s:.3f} s over {n}" for n, s in of.items()))
     return found
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
-    heads = [f"{n} deletes" for n in _AT]
-    table = Table("seconds of a read", *heads, "rewritten", "clean", "x", title_justify="left", padding=(0, 1, 0, 0))
+    title = "Seconds of a read by delete files; x: rewritten over clean"
+    table = Table("", *map(str, _AT), "rewritten", "clean", "x", title=title, title_justify="left")
     for engine, of in figures["read_decay"].items():
         after = figures["read_after_rewrite_s"][engine]
         seconds = [*of.values(), after[_AFTER], after[_CLEAN]]
@@ -340,8 +342,6 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
             f"{engine}: {size['rows']:,} rows, {size['updates_per_window']:,} updates a delete file; the rewrite of "
             f"{of['mb_before']} MB with {of['equality_deletes_before']:,} deleted keys took {of['took_s']} s"
         )
-    for sensor, of in figures["tick_s"].items():
-        console.print(f"A tick of {sensor}: " + ", ".join(f"{s:.3f} s over {n}" for n, s in of.items()))
 
 
 def _plot(file: Path, figures: dict[str, Any]) -> None:
