@@ -14,6 +14,8 @@ Measured with Spark 4.1.4 and Iceberg 1.12.0, 2026-11:
   replaced data file"). A consequence: position deletes of the newest commit outlive the rewrite of their data; on an
   unpartitioned table they vanish with the next commit that raises the lowest sequence number.
 - `remove-dangling-deletes` does nothing on a table that never had partitions; there each commit drops what it can.
+  Elsewhere it is a commit of its own, and takes a delete file with no data under its own spec and partition for
+  dangling: also an equality delete of an unpartitioned spec, which applies to every partition.
 - No snapshot property of the session reaches the snapshots of procedures, so they bear no `cdc.run-id`: a run knows its
   own by their place in the ancestry.
 - A new position delete for a file that is being rewritten, a file that is gone ("Missing required files to delete"),
@@ -21,8 +23,9 @@ Measured with Spark 4.1.4 and Iceberg 1.12.0, 2026-11:
 - Interrupted, the server stops within its running jobs, commits nothing more and removes what it wrote. A client
   that is killed (SIGKILL, SIGTERM without a handler) does not interrupt: the server goes on and commits.
 - `expire_snapshots` with `snapshot_ids` and `older_than` at the epoch takes exactly those, though `retain_last` says
-  otherwise; an id that is gone already is no error; one that a ref points to is ("Still referenced by refs"). It also
-  drops refs past their own declared age.
+  otherwise; an id that was gone before is no error; two expiries at once are ("arraySize cannot be negative"), and so
+  is an id that a ref points to ("Still referenced by refs"). It also drops refs past their own declared age. A file
+  that could not be removed is in the server's log alone.
 - `rewrite_manifests` keeps row lineage on v3. `rewrite_position_delete_files` does nothing on deletion vectors.
 - `remove_orphan_files`: paths are compared without scheme `file:` against `file:///`, so files of Java and Python are
   both known; names that begin with `_` or `.` are not looked at; below 24 h it refuses. `file_list_view` is compared by
@@ -56,8 +59,10 @@ class Procedures:
         [said] = self._spark.rows(f"SELECT {quoted(self._catalog)}.system.iceberg_version() AS i, version() AS s")
         return Engine(str(said["i"]), str(said["s"]).partition(" ")[0])
 
-    def rewrite_data_files(self, *, files_max: int, group_mb_max: int, target_mb: int) -> int:
-        """Rewrite at most so many files, in one commit; return how many were."""
+    def rewrite_data_files(
+        self, *, files_max: int, group_mb_max: int, target_mb: int, remove_dangling: bool = True
+    ) -> int:
+        """Rewrite at most so many files, in one commit, and another for dangling deletes; return how many were."""
         answer = self._call(
             "rewrite_data_files",
             options={
@@ -67,7 +72,7 @@ class Procedures:
                 "max-file-group-size-bytes": str(group_mb_max * _MB),
                 "target-file-size-bytes": str(target_mb * _MB),
                 "use-starting-sequence-number": "true",
-                "remove-dangling-deletes": "true",
+                "remove-dangling-deletes": str(remove_dangling).lower(),
             },
         )
         return int(answer[0]["rewritten_data_files_count"])

@@ -111,7 +111,3 @@ def test_no_commit_of_the_sink_is_lost_to_maintenance_beside_it(spark_lake: tupl
     assert history is not None
     position = history.newest(landed)
     assert position is not None and history.refs[POSITION_TAG] == position.snapshot_id
-    print(
-        f"{writer.commits} commits, {len(rewrites)} rewrites, "
-        f"{sum(e.removed_files for e in effects)} files expired, {len(history.snapshots)} snapshots left"
-    )
