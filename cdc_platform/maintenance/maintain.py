@@ -8,6 +8,8 @@ Rules:
   finished. It takes what the plan saw, not what writers add meanwhile.
 - Each snapshot that a run made is compared with its own parent, whatever other writers committed in between: rows,
   checksum, and row lineage on v3. At most `GROUPS_MAX` commits of a run, so at most twice as many reads.
+- A commit that another writer's was before is tried again by Iceberg itself, on metadata alone: the table is told to do
+  so more often than by default, unless it says something of its own (`commit.retry.*`).
 - A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
   what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
 - Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store.
@@ -39,7 +41,7 @@ from cdc_platform.maintenance.plan import (
     rewrite_plan,
 )
 from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
-from cdc_platform.maintenance.procedures import Procedures
+from cdc_platform.maintenance.procedures import PATIENCE, Procedures
 from cdc_platform.maintenance.protection import Retention, keeping, swept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.registry.maintenance import Maintenance
@@ -193,6 +195,8 @@ class _Run:
 
     def carry_out(self, plan: Plan) -> Effect:
         before = self.health()
+        if not plan.is_empty and not PATIENCE.keys() & self.history().properties.keys():
+            self.procedures.set_properties(PATIENCE)
         if plan.is_empty:
             return self.finish(plan, before, before, "nothing to do; no snapshot was made")
         match plan:
@@ -503,7 +507,7 @@ class _Run:
             lost_s=self.lost_s,
             small_files_left=after.small_files if self.operation == "rewrite_data_files" else None,
         )
-        self.procedures.set_property(*with_run(history.properties, self.operation, record))
+        self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
             operation=self.operation,
             table=self.table,

@@ -39,6 +39,9 @@ from cdc_platform.lake.spark import Spark, quoted, text
 from cdc_platform.maintenance.gates import Engine
 
 _ORPHANS_A_CALL = 500
+# Iceberg's own default is 4 attempts, up to a minute apart: beside a sink that commits 14 times a second a finished
+# rewrite lost them all, and its work (2026-11). They are made on metadata alone, so they cost little.
+PATIENCE = {"commit.retry.num-retries": "20", "commit.retry.max-wait-ms": "1000"}
 _ORPHANS_VIEW = "cdc_orphans"
 _MB = 1 << 20
 
@@ -123,9 +126,10 @@ class Procedures:
             )
         return removed
 
-    def set_property(self, key: str, value: str) -> None:
-        """Set a table property. Through Spark: PyIceberg 0.12 writes no v3 table."""
-        self._spark.rows(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({text(key)} = {text(value)})")
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set table properties. Through Spark: PyIceberg 0.12 writes no v3 table."""
+        pairs = ", ".join(f"{text(key)} = {text(value)}" for key, value in properties.items())
+        self._spark.rows(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({pairs})")
 
     @property
     def _name(self) -> str:
