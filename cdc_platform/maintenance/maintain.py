@@ -217,7 +217,7 @@ class _Run:
         stopped: Exception | None = None
         calls = plan.groups if isinstance(plan, RewritePlan) else 1
         todo: Plan = plan
-        while len(made) < calls and not todo.is_empty:  # Bounded: each turn commits, is a conflict, or ends it.
+        while calls and not todo.is_empty:  # Bounded: each turn commits, is a conflict, or ends it.
             try:
                 fresh = self.one_call(todo)
             except ConflictError as error:
@@ -238,7 +238,8 @@ class _Run:
                     self.prove(snapshot)
                     self.say(f"snapshot {snapshot.snapshot_id} holds the same rows as its parent {snapshot.parent_id}")
                 made += [s.snapshot_id for s in fresh]
-            if len(made) < calls:
+                calls -= 1
+            if calls:
                 todo = self.what_is_left(plan)
         if stopped is not None and not made:
             raise stopped
@@ -259,10 +260,16 @@ class _Run:
         try:
             with self.spark.within(self.seconds_left(), setting="run_time_max"):
                 claimed = self.call(plan)
-        except ConflictError:
-            self.conflicts += 1
-            self.lost_s += self.clock() - began
-            raise
+        except ConflictError as error:
+            made = self.made_since(head_id)
+            if not made:
+                self.conflicts += 1
+                self.lost_s += self.clock() - began
+                raise
+            # The rewrite was committed; what came after it, the removal of dangling deletes, was not.
+            self.note(f"after the rewrite was committed: {_first_line(error)}; the next run takes what is left")
+            self.took_s += self.clock() - began
+            return made
         except CommitUnknownError:
             made = self.made_since(head_id)
             if not made:
@@ -562,7 +569,7 @@ class _Run:
 
 def rewrite_nothing(plan: RewritePlan) -> RewritePlan:
     """The same moment, with nothing to do."""
-    return RewritePlan(plan.snapshot_id, 0, 0, 0, 0, plan.dangling_delete_files, 0, 0, None)
+    return RewritePlan(plan.snapshot_id, 0, 0, 0, 0, 0, 0, 0, None)
 
 
 def _head_id(history: TableHistory) -> int:

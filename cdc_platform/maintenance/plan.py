@@ -51,8 +51,8 @@ class RewritePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to do."""
-        return not self.data_files
+        """Nothing to do: no data file, and no delete that applies to nothing, which the same call removes."""
+        return not (self.data_files or self.dangling_delete_files)
 
     def lines(self) -> tuple[str, ...]:
         """For people."""
@@ -223,7 +223,7 @@ def rewrite_plan(
     applying = [d for d in deletes if id(d) not in apart]
     sizes = sorted((f.bytes for f in chosen), reverse=True)
     run_bytes = min(run_mb_max, GROUPS_MAX * group_mb_max) * MB
-    groups = math.ceil(min(sum(sizes), run_bytes) / (group_mb_max * MB)) if sizes else 0
+    groups = math.ceil(min(sum(sizes), run_bytes) / (group_mb_max * MB)) if sizes else int(len(applying) < len(deletes))
     keys = sum(d.records for d in applying if d.content == "equality_deletes")
     planned_bytes = min(sum(sizes), run_bytes)
     return RewritePlan(

@@ -33,7 +33,10 @@ def test_files_with_deletes_are_taken_and_those_written_after_them_are_not() -> 
     assert found.paths == {"a"}
     assert (found.data_bytes, found.delete_files, found.deletes) == (100 * MB, 2, 100)
     assert found.memory_bytes == 100 * KEY_BYTES
-    assert plan(data("a", 2), keys("d", 2)).is_empty
+    written_after = plan(data("a", 2), keys("d", 2))
+    assert (written_after.data_files, written_after.dangling_delete_files) == (0, 1)
+    assert (written_after.is_empty, written_after.groups) == (False, 1)  # The same call removes what dangles.
+    assert plan(data("a", 2)).is_empty
 
 
 def test_a_position_delete_takes_the_file_that_it_names() -> None:
