@@ -8,7 +8,9 @@ Rules:
   finished, records it as not complete, and raises what stopped it, unless that was its own time limit. It takes what
   the plan saw, not what writers add meanwhile.
 - Each snapshot that a run made is compared with its own parent, whatever other writers committed in between: rows,
-  checksum, and row lineage on v3. At most `GROUPS_MAX` calls of a run, a commit each, on partitioned tables two.
+  checksum, and row lineage on v3. At most `GROUPS_MAX` calls of a run, a commit each, and another where deletes dangle.
+- A commit that another writer's was before is tried again by Iceberg itself, on metadata alone: the table is told to do
+  so more often than by default, unless it says something of its own (`commit.retry.*`).
 - A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
   what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
 - Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store, and
@@ -52,7 +54,7 @@ from cdc_platform.maintenance.plan import (
     rewrite_plan,
 )
 from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
-from cdc_platform.maintenance.procedures import Procedures
+from cdc_platform.maintenance.procedures import PATIENCE, Procedures
 from cdc_platform.maintenance.protection import Retention, keeping, neighbour, swept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.registry.maintenance import Maintenance
@@ -186,6 +188,7 @@ class _Run:
     lost_s: float = 0.0
     conflicts: int = 0
     written: int = 0  # Bytes of the files that it replaced.
+    broke: Exception | None = None  # After a commit of its own.
     expired: int = 0
     removed: int = 0
     checked: int = 0
@@ -226,6 +229,8 @@ class _Run:
 
     def carry_out(self, plan: Plan) -> Effect:
         before = self.health()
+        if not plan.is_empty and not PATIENCE.keys() & self.history().properties.keys():
+            self.procedures.set_properties(PATIENCE)
         if plan.is_empty:
             return self.finish(plan, before, before, "nothing to do; no snapshot was made")
         match plan:
@@ -266,6 +271,9 @@ class _Run:
                     self.prove(snapshot)
                     self.say(f"snapshot {snapshot.snapshot_id} holds the same rows as its parent {snapshot.parent_id}")
                 made += fresh
+                if self.broke is not None:
+                    stopped = self.broke
+                    break
             todo = self.what_is_left(plan)
         if stopped is not None and not made:
             raise stopped
@@ -300,18 +308,17 @@ class _Run:
         try:
             with self.spark.within(self.seconds_left(), setting="run_time_max"):
                 claimed = self.call(plan)
-        except ConflictError:
-            self.conflicts += 1
-            self.lost_s += self.timer() - began
-            raise
-        except CommitUnknownError:
+        except CdcError as error:
             made = self.made_since(head_id)
             if not made:
-                raise  # The server may still be at it: for a person, or the next run, to look again.
-            self.notes.append("the answer to a commit was lost; the table's history shows that it was made")
-            self.took_s += self.timer() - began
-            self.written += sum(map(_replaced_bytes, made))
-            return made
+                if isinstance(error, ConflictError):
+                    self.conflicts += 1
+                    self.lost_s += self.timer() - began
+                raise  # After a CommitUnknownError the server may still be at it: the next run looks again.
+            # What came after the rewrite, the removal of dangling deletes, was not committed; or the answer was lost.
+            self.note(f"the rewrite was committed, and then: {_what(error)} ({_first_line(error)})")
+            self.broke = error if isinstance(error, InvariantError | UnavailableError) else None
+            claimed = 0
         self.took_s += self.timer() - began
         made = self.made_since(head_id)
         self.written += sum(map(_replaced_bytes, made))
@@ -330,7 +337,6 @@ class _Run:
                     files_max=plan.files_per_call,
                     group_mb_max=self.policy.group_mb_max,
                     target_mb=self.policy.target_file_mb,
-                    remove_dangling=plan.remove_dangling,
                 )
             case PositionDeletePlan():
                 return self.procedures.rewrite_position_delete_files()
@@ -628,7 +634,7 @@ class _Run:
             small_files_left=self.small_files(history, own_id) if self.operation == "rewrite_data_files" else None,
             complete=complete,
         )
-        self.procedures.set_property(*with_run(history.properties, self.operation, record))
+        self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
             operation=self.operation,
             table=self.table,

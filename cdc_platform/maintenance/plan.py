@@ -6,8 +6,7 @@ An estimate comes from this table's own past runs; before there are any it is No
 Rules (Iceberg 1.12.0): `rewrite_data_files` takes a data file to which a delete applies, and one outside 0.75 to 1.8
 times the target size when there are two or more together in a partition, or when they hold more than 1.8 times the
 target (`SizeBasedFileRewritePlanner`, `BinPackRewriteFilePlanner`); files of older partition specs count as one
-partition. It then removes delete files that are older than all data of their partition, unless the table never had
-partitions (`RemoveDanglingDeletesSparkAction`). Which deletes apply: Iceberg spec, "Scan Planning".
+partition. The same call removes delete files that apply to nothing. Which deletes apply: Iceberg spec, "Scan Planning".
 Units: `*_s` seconds, `*_bytes` bytes.
 """
 
@@ -48,14 +47,11 @@ class RewritePlan:
     estimated_s: float | None
     files_per_call: int = 0  # So many, whichever Iceberg picks, are no more than a group.
     paths: frozenset[str] = field(default=frozenset(), repr=False)  # The data files that it is about.
-    # No: the procedure asks for data of the delete's own spec, which one that applies to every partition need not have.
-    remove_dangling: bool = True
-    removable_delete_files: int = 0  # Of the dangling ones: what the procedure removes though no data is rewritten.
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to do."""
-        return not self.data_files and not self.removable_delete_files
+        """Nothing to do: no data file, and no delete that applies to nothing, which the same call removes."""
+        return not (self.data_files or self.dangling_delete_files)
 
     def lines(self) -> tuple[str, ...]:
         """For people."""
@@ -63,8 +59,7 @@ class RewritePlan:
             f"{_n(self.data_files, 'data file')} of {_size(self.data_bytes)} to write anew, in at most "
             f"{_n(self.groups, 'call')}",
             f"{_n(self.delete_files, 'delete file')} with {self.deletes:,} deletes apply to them; "
-            f"{self.dangling_delete_files} more apply to nothing, of which the rewrite removes at least "
-            f"{self.removable_delete_files}",
+            f"{self.dangling_delete_files} more apply to nothing and go as well",
             f"memory for equality deletes: {_size(self.memory_bytes)} for each task that runs",
             _time(self.estimated_s),
         )
@@ -73,8 +68,7 @@ class RewritePlan:
         """As numbers, under names that do not change."""
         return _figures(
             self,
-            "data_files data_bytes delete_files deletes dangling_delete_files removable_delete_files groups "
-            "memory_bytes",
+            "data_files data_bytes delete_files deletes dangling_delete_files groups memory_bytes",
         )
 
 
@@ -238,9 +232,6 @@ def rewrite_plan(
     planned_bytes = min(sum(sizes), run_mb_max * MB)
     groups = min(GROUPS_MAX, math.ceil(planned_bytes / a_call)) if a_call else 0
     keys = sum(d.records for d in applying if d.content == "equality_deletes")
-    everywhere = any(d.content == "equality_deletes" and d.spec_id in listing.unpartitioned_specs for d in applying)
-    remove_dangling = not everywhere or _specs(listing) <= listing.unpartitioned_specs
-    removable = _removable(listing, data, loose) if remove_dangling else 0
     return RewritePlan(
         snapshot_id=listing.snapshot_id,
         data_files=len(chosen),
@@ -248,44 +239,17 @@ def rewrite_plan(
         delete_files=len(applying),
         deletes=sum(d.records for d in applying),
         dangling_delete_files=len(deletes) - len(applying),
-        groups=groups or int(bool(chosen or removable)),
+        groups=groups or int(bool(chosen or loose)),
         memory_bytes=keys * KEY_BYTES,
         estimated_s=estimate(past, min(planned_bytes, math.ceil(groups * a_call))),
         files_per_call=files_per_call,
         paths=frozenset(f.path for f in chosen),
-        remove_dangling=remove_dangling,
-        removable_delete_files=removable,
     )
 
 
 def _place(listing: FileListing, file: LiveFile) -> Any:
     """Files of one place are rewritten together: a partition, or whatever was written under older specs."""
     return file.partition if listing.spec_id in {None, file.spec_id} else ()
-
-
-def _specs(listing: FileListing) -> set[int]:
-    own = set[int]() if listing.spec_id is None else {listing.spec_id}
-    return own | {f.spec_id for f in listing.files}
-
-
-def _removable(listing: FileListing, data: Sequence[LiveFile], loose: Sequence[LiveFile]) -> int:
-    """How many dangling delete files the procedure removes, by its own rule: it looks at whole partitions."""
-    if _specs(listing) <= listing.unpartitioned_specs:
-        return 0
-    lowest: dict[Any, int] = {}
-    for file in data:
-        where = (file.spec_id, file.partition)
-        lowest[where] = min(file.sequence_number, lowest.get(where, file.sequence_number))
-    paths = {f.path for f in data}
-
-    def goes(delete: LiveFile) -> bool:
-        least = lowest.get((delete.spec_id, delete.partition))
-        if least is None or (delete.vector and delete.names_from not in paths):
-            return True
-        older = delete.sequence_number <= least if delete.content == "equality_deletes" else False
-        return older or delete.sequence_number < least
-
-    return sum(map(goes, loose))
 
 
 def position_delete_plan(listing: FileListing, past: Sequence[PastRun]) -> PositionDeletePlan:

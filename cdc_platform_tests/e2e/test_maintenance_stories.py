@@ -150,14 +150,7 @@ def test_the_upsert_story(spark_lake: Connected) -> None:
     }
     assert before[0]["n"] == before[0]["keys"]
     effect = done(spark_lake, table, "rewrite_data_files")
-    # Those of the newest checkpoint have the new file's own sequence number: they apply to nothing. The next commit
-    # of any writer drops them, here the rewrite of position deletes.
-    assert counts(lake, table) == {
-        "data": (1, before[0]["n"]),
-        "equality_deletes": (1, 12_275),
-        "position_deletes": (1, 1),
-    }
-    assert effect.after.dangling_delete_files >= 1
-    done(spark_lake, table, "rewrite_position_delete_files")
+    # Two snapshots: the rewrite, and the removal of the newest checkpoint's deletes, which have its sequence number.
+    assert len(effect.snapshot_ids) == 2
     assert spark.rows(f"SELECT count(*) AS n, count(DISTINCT id) AS keys FROM lake.{table}") == before
     assert counts(lake, table) == {"data": (1, before[0]["n"])}

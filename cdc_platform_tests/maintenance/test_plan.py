@@ -45,7 +45,10 @@ def test_files_with_deletes_are_taken_and_those_written_after_them_are_not() -> 
     assert found.paths == {"a"}
     assert (found.data_bytes, found.delete_files, found.deletes) == (100 * MB, 2, 100)
     assert found.memory_bytes == 100 * KEY_BYTES
-    assert plan(data("a", 2), keys("d", 2)).is_empty
+    written_after = plan(data("a", 2), keys("d", 2))
+    assert (written_after.data_files, written_after.dangling_delete_files) == (0, 1)
+    assert (written_after.is_empty, written_after.groups) == (False, 1)  # The same call removes what dangles.
+    assert plan(data("a", 2)).is_empty
 
 
 def test_a_position_delete_takes_the_file_that_it_names() -> None:
@@ -98,29 +101,11 @@ def test_files_of_older_specs_are_one_partition_whatever_theirs_was() -> None:
     assert plan(old[0], data("new", mb=1), spec_id=0).paths == {"f0", "new"}
 
 
-def test_dangling_deletes_alone_are_work_where_the_procedure_removes_them() -> None:
+def test_dangling_deletes_alone_are_work_for_one_call() -> None:
     young = in_spec(data("a", 5))
     found = plan(young, in_spec(positions("p", 4)), in_spec(keys("d", 5)), spec_id=1)
-    assert (found.data_files, found.dangling_delete_files, found.removable_delete_files) == (0, 2, 2)
-    assert not found.is_empty
-    assert found.groups == 1
-    assert plan(in_spec(keys("d", 5)), spec_id=1).removable_delete_files == 1  # No data is left.
-    # It names a file that is gone, but is not older than its partition's data: the procedure leaves it.
-    named = plan(young, in_spec(positions("p", 5, of="gone")), spec_id=1)
-    assert (named.dangling_delete_files, named.is_empty) == (1, True)
-    vector = replace(in_spec(positions("v", 5, of="gone")), vector=True)
-    assert plan(young, vector, spec_id=1).removable_delete_files == 1
-
-
-def test_dangling_deletes_alone_are_no_work_on_a_table_that_never_had_partitions() -> None:
-    found = plan(data("a", 5), keys("d", 5), spec_id=0)
-    assert (found.dangling_delete_files, found.is_empty) == (1, True)
-
-
-def test_an_equality_delete_for_all_partitions_is_not_left_to_a_procedure_that_looks_in_one() -> None:
-    assert not plan(in_spec(data("a", 1)), keys("everywhere", 2), spec_id=1).remove_dangling
-    assert plan(in_spec(data("a", 1)), in_spec(keys("d", 2)), spec_id=1).remove_dangling
-    assert plan(data("a", 1), keys("d", 2), spec_id=0).remove_dangling
+    assert (found.data_files, found.dangling_delete_files, found.groups, found.is_empty) == (0, 2, 1, False)
+    assert not plan(in_spec(keys("d", 5)), spec_id=1).is_empty  # No data is left.
 
 
 def test_time_is_unknown_before_the_first_run_and_then_by_the_median_of_past_ones() -> None:
