@@ -122,7 +122,7 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_data_files")
     since = since_rewrite(history)
-    files, left = _files(history, history.head, health), _left(history, runs, since.start)
+    files, left = _files(history, history.head, health), _left(runs, since.start)
     triggers = [
         _Trigger(
             "rewrite_after_commits",
@@ -362,7 +362,7 @@ def _rewritten_after(history: TableHistory, snapshot_id: int) -> bool:
     return any(map(rewrote, after)) or len(after) == sum(1 for _ in history.ancestry())
 
 
-def _left(history: TableHistory, runs: Sequence[PastRun], start: Snapshot | None) -> _Files:
+def _left(runs: Sequence[PastRun], start: Snapshot | None) -> _Files:
     """What the newest rewrite left because it can't take it; nothing if it was cut short, for the next goes on.
 
     What its last snapshot says, and no more than there was before it: the rest came while it ran.
@@ -377,24 +377,21 @@ def _left(history: TableHistory, runs: Sequence[PastRun], start: Snapshot | None
         min(run.delete_files if delete_files is None else delete_files, run.delete_files),
         min(run.deletes if deletes is None else deletes, run.deletes),
         start.figure("total-records"),
-        _small_left(history, run, start),
+        _small_left(run, start),
     )
 
 
-def _small_left(history: TableHistory, run: PastRun, start: Snapshot) -> int:
+def _small_left(run: PastRun, start: Snapshot) -> int:
     if run.small_files_left is None:  # A run that found nothing to do has left all data files as they are.
         return 0 if run.changed else start.total("data-files")
-    # Counted at its end. What was committed between its last snapshot and that is none of its work.
-    after = takewhile(lambda s: s.snapshot_id != start.snapshot_id, history.ancestry())
-    came = sum(s.figure("added-data-files") or 0 for s in after if s.timestamp_ms <= run.at_ms)
     there = start.figure("total-data-files")
-    return max(0, min(run.small_files_left - came, run.small_files_left if there is None else there))
+    return run.small_files_left if there is None else min(run.small_files_left, there)
 
 
 def _goes_on(runs: Sequence[PastRun], start: Snapshot | None) -> bool:
     """The newest run was cut short at a bound, and nothing was rewritten after it.
 
-    One that changed nothing has shown that it can't; one that failed is tried again only for the figures' sake.
+    One that changed nothing has shown that it can't; one that failed is tried again if a figure says so.
     """
     if not runs or start is None or start.snapshot_id != runs[0].snapshot_id:
         return False
