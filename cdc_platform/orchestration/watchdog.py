@@ -89,6 +89,8 @@ def finding(ticker: Ticker, life: Life | None, others_ticks: Sequence[float], *,
     newest = next((at for at in times if at <= now + _SILENCE_MIN_S), None)
     if not life.on:
         return Finding(ticker.name, "stopped", f"was stopped by hand; its last tick was {_time(newest)}")
+    if newest is not None and life.since is not None:
+        newest = max(newest, life.since)  # One that was switched on again just now owes no tick for the time before.
     ended = [tick for tick in life.ticks if tick.failed is not None][:_FAILED_TICKS]
     if len(ended) == _FAILED_TICKS and all(tick.failed for tick in ended):
         return Finding(ticker.name, "failing", f"its last {_FAILED_TICKS} ticks failed: {ended[0].error}")

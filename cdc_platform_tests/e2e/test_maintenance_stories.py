@@ -107,7 +107,7 @@ def upserts(spark: Spark, lake: Lake) -> str:
     return table
 
 
-def position_delete(landing: LandingTable, lake: Lake, table: str, data_path: str, row: int):  # noqa: ANN201
+def position_delete(landing: LandingTable, lake: Lake, table: str, data_path: str, row: int):
     """A position-delete file of one row, as Flink writes one for a key that came twice in a checkpoint."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record

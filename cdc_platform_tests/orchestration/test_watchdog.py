@@ -40,6 +40,8 @@ def life(*ages_s: float, on: bool = True, failed: bool | None = False, since: fl
         (life(299), None),
         (life(2000), "silent"),
         (life(since=NOW - 10), None),
+        (life(2000, since=NOW - 10), None),  # Switched on again just now: it owes no tick for the time before.
+        (life(2000, since=NOW - 5000), "silent"),
         (life(since=NOW - 2000), "silent"),
         (life(3, 8, on=False), "stopped"),
         (life(on=False), "stopped"),
