@@ -123,36 +123,27 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
     runs = past_runs(history.properties, "rewrite_data_files")
     since = since_rewrite(history)
     files, left = _files(history, history.head, health), _left(runs, since.start)
-    triggers = [
-        _Trigger(
-            "rewrite_after_commits",
-            since.commits,
-            policy.rewrite_after_commits,
-            "commits",
-            f" since {since.named}",
-            at_least=not since.whole,
-        ),
-        _beyond(
-            "rewrite_delete_files",
-            files.delete_files,
-            left.delete_files or 0,
-            policy.rewrite_delete_files,
-            "delete files",
-        ),
-        _beyond(
-            "rewrite_delete_ratio",
-            files.delete_ratio,
-            left.delete_ratio or 0,
-            policy.rewrite_delete_ratio,
-            "deletes for each data record",
-        ),
-        _beyond(
-            "rewrite_small_files", files.small_files, left.small_files or 0, policy.rewrite_small_files, "small files"
-        ),
-    ]
     debt = debt_of(history, runs, reads_per_hour=policy.reads_per_hour, now_ms=now_ms, left=left.delete_files or 0)
-    if policy.rewrite_by == "model" and debt.known:
-        triggers = [_alarm(trigger, policy) for trigger in triggers]
+    by_model = policy.rewrite_by == "model" and debt.known
+    times, told = (policy.alarm_at, " (whatever the model says)") if by_model else (1, "")
+    counted = _Trigger(
+        "rewrite_after_commits",
+        since.commits,
+        times * policy.rewrite_after_commits,
+        "commits",
+        f" since {since.named}",
+        at_least=not since.whole,
+    )
+    figured = [
+        ("rewrite_delete_files", files.delete_files, left.delete_files, "delete files"),
+        ("rewrite_delete_ratio", files.delete_ratio, left.delete_ratio, "deletes for each data record"),
+        ("rewrite_small_files", files.small_files, left.small_files, "small files"),
+    ]
+    triggers = [counted] + [
+        _beyond(key, measured, now_left or 0, times * getattr(policy, key), what)
+        for key, measured, now_left, what in figured
+    ]
+    triggers = [replace(trigger, told=trigger.told + told) for trigger in triggers]
     if _goes_on(runs, since.start):
         triggers.append(_Trigger("min_interval", 1, 1, "runs", " was cut short, and what it planned is not all taken"))
     measured = {
@@ -307,11 +298,6 @@ def _beyond(key: str, measured: float | None, left: float, threshold: float, wha
     if not left:
         return _Trigger(key, measured, threshold, what)
     return _Trigger(key, measured, left + threshold, what, f" ({_figure(left)} were left by the last run)")
-
-
-def _alarm(trigger: _Trigger, policy: Maintenance) -> _Trigger:
-    told = f"{trigger.told} (whatever the model says)"
-    return replace(trigger, threshold=trigger.threshold * policy.alarm_at, told=told)
 
 
 # ---- What is measured -------------------------------------------------------------------------------------
