@@ -12,7 +12,8 @@
   `tables` says how many rows and updates each engine's has. The engines are not to be compared with one another.
 - *After*: the platform's rewrite of the newest state. *Clean*: the same rows written anew by Spark with the same
   target file size, in as many files. `read_after_over_clean` is the median of paired ratios, by engine.
-- States are read by turns, `repeats` times; figures are medians, `*_range_s` the fastest and the slowest.
+- States are read by turns, `repeats` times (after and clean: 31), every second turn in the other order; figures are
+  medians, `*_range_s` the fastest and the slowest.
 - `tick_s`: seconds of a sensor's tick by number of tables (`ticks.py`); `tick_first_s` is the first in a new process.
 
 Nothing is asserted by time.
@@ -51,6 +52,7 @@ _AT = (0, 10, 25, 50, 100)  # Delete files.
 _WINDOWS = max(_AT)
 _TABLES = (1, 10, 100)
 _WARM_TURNS = 2
+_PAIRS = 31  # Of reads after the rewrite and of the clean table: short ones, which other load moves by much.
 _LOAD_SEGMENT = 10_000
 _PROJECT = """\
 deployment: bench
@@ -112,8 +114,8 @@ def main() -> None:
             sys.exit(error.exit_code)
         finally:
             Stack(deployment).stop()
-    figures |= _ticks(console)
     _show(console, figures)
+    figures |= _ticks(console)
     file = write_results("maintenance", scale=scale, figures=figures)
     _plot(results_file("maintenance", "png"), figures)
     console.print(f"Written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}, .png")
@@ -147,7 +149,7 @@ def _measure(deployment: Deployment, console: Console, scale: Scale) -> dict[str
                 newest = of[str(_WINDOWS)]
                 figures["rewrite"][engine] = _rewrite(operations, spark, newest.table)
                 states[engine] = _after_and_clean(operations, spark, newest)
-        ended = _by_turns(readers, states, 2 * scale.repeats, console)
+        ended = _by_turns(readers, states, _PAIRS, console)
     ratios = {e: [a / c for a, c in zip(of[_AFTER], of[_CLEAN], strict=True)] for e, of in ended.items()}
     return figures | {
         "read_after_over_clean": {engine: round(median(values), 3) for engine, values in ratios.items()},
@@ -234,7 +236,7 @@ def _by_turns(
     for turn in range(-_WARM_TURNS, repeats):
         with console.status(f"Reads, turn {turn + 1} of {repeats} ..." if turn >= 0 else "Warming the readers ..."):
             for engine, of in states.items():
-                for label, state in of.items():
+                for label, state in list(of.items())[:: 1 if turn % 2 else -1]:  # None is always first.
                     seconds, rows = readers[engine](state)
                     assert rows == state.expected, f"{engine} finds {rows} at {label}, the log says {state.expected}"
                     if turn >= 0:
@@ -323,12 +325,14 @@ def _ticks(console: Console) -> dict[str, dict[str, dict[str, float]]]:
             for sensor, of in tick_seconds(tables).items():
                 for figure, which in (("tick_s", "next"), ("tick_first_s", "first")):
                     found[figure].setdefault(sensor, {})[str(tables)] = round(of[which], 4)
+    for sensor, of in found["tick_s"].items():
+        console.print(f"A tick of {sensor}: " + ", ".join(f"{s:.3f} s over {n}" for n, s in of.items()))
     return found
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:
-    heads = [f"{n} deletes" for n in _AT]
-    table = Table("seconds of a read", *heads, "rewritten", "clean", "x", title_justify="left", padding=(0, 1, 0, 0))
+    title = "Seconds of a read by delete files; x: rewritten over clean"
+    table = Table("", *map(str, _AT), "rewritten", "clean", "x", title=title, title_justify="left")
     for engine, of in figures["read_decay"].items():
         after = figures["read_after_rewrite_s"][engine]
         seconds = [*of.values(), after[_AFTER], after[_CLEAN]]
@@ -340,8 +344,6 @@ def _show(console: Console, figures: dict[str, Any]) -> None:
             f"{engine}: {size['rows']:,} rows, {size['updates_per_window']:,} updates a delete file; the rewrite of "
             f"{of['mb_before']} MB with {of['equality_deletes_before']:,} deleted keys took {of['took_s']} s"
         )
-    for sensor, of in figures["tick_s"].items():
-        console.print(f"A tick of {sensor}: " + ", ".join(f"{s:.3f} s over {n}" for n, s in of.items()))
 
 
 def _plot(file: Path, figures: dict[str, Any]) -> None:

@@ -489,7 +489,7 @@ def _plot(file: Path, seen: Seen) -> None:
     axes[2].set(title="a full read in Spark, with all else running", xlabel="minutes", ylabel="s")
     for axis in axes:
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=8, loc="upper left")
+        axis.legend(fontsize=8)
     figure.savefig(file, dpi=110)
     plt.close(figure)
 

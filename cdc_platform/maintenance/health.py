@@ -100,7 +100,7 @@ def figures_of(history: TableHistory) -> TableFigures | None:
     The specification makes totals optional: where one is missing, `health_of` counts.
     """
     head = history.head
-    if head is None or any(f"total-{name}" not in head.summary for name in _TOTALS):
+    if head is None or any(head.figure(f"total-{name}") is None for name in _TOTALS):
         return None
     return TableFigures(
         table=history.table,

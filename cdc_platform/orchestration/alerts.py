@@ -5,13 +5,15 @@ whether the automation works (`watchdog.py`; this sensor evaluates it, too).
 A failed check leaves its run green, so Dagster's own run-failure sensors never see it: check events are read here, in
 the order in which they were stored. What is compared with is what was *told*, not the evaluation before: that one may
 have come while nobody could be told. An evaluation that says the same as before is no news; checks run every 5 minutes.
-Lost memory costs one alert for each check that fails now, and none for the past.
+Lost memory costs one alert for each check that fails now, and none for the past; so does a storage of events that was
+made anew, where ids begin again. An event or a run that can't be told costs itself alone.
 Runs: one alert when what a run was to do fails, one when it succeeds again; retries in between are muted. When the
 attempts are used up the check automation_succeeds fails, which is an alert of its own.
 """
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +36,7 @@ _EVENTS_MAX = 500  # In a tick; what is more is for the next.
 _RUNS_MAX = 200
 _CHECK_RECORDS_READ_MAX = 10
 _OVERLAP = timedelta(seconds=10)  # A run's end may become visible after a later one's.
+_AHEAD_MAX = timedelta(minutes=5)  # That the database's clock may be.
 _TEXT_MAX = 1_000
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
@@ -115,20 +118,27 @@ class _News:
         self._instance = context.instance
         self._repository = context.repository_def
         self._location = context.code_location_origin
+        self._log = context.log
 
     def of_checks(self, memory: Memory) -> Iterator[Alert]:
         if memory.event < 0:
             yield from self._as_they_stand(memory)
             return
-        for record in self._check_events(after=memory.event):
+        records = list(self._check_events(after=memory.event))
+        if not records and self._newest_event() < memory.event:
+            self._log.warning("Dagster's storage of events was made anew: checks are told as they stand")
+            yield from self._as_they_stand(memory)
+            return
+        for record in records:
             memory.event = record.storage_id
             event = record.event_log_entry
             evaluation = event.dagster_event.event_specific_data if event.dagster_event else None
             if isinstance(evaluation, dg.AssetCheckEvaluation):
-                yield from self._of(evaluation, memory, at=event.timestamp, run_id=event.run_id)
+                with self._alone(f"check event {record.storage_id}"):
+                    yield from list(self._of(evaluation, memory, at=event.timestamp, run_id=event.run_id))
 
     def of_runs(self, memory: Memory, now: datetime) -> Iterator[Alert]:
-        if not memory.runs_after:
+        if not 0 < memory.runs_after <= (now + _AHEAD_MAX).timestamp():  # Of a clock that was ahead: it would wait.
             memory.runs_after = now.timestamp()
         after = datetime.fromtimestamp(memory.runs_after, UTC)
         records = self._instance.get_run_records(
@@ -140,7 +150,9 @@ class _News:
         seen = set(memory.runs_seen)
         fresh = [r for r in records if r.dagster_run.run_id not in seen and self._is_ours(r.dagster_run)]
         for record in fresh:
-            yield from self._of_run(record.dagster_run, memory, at=record.update_timestamp.timestamp())
+            with self._alone(f"run {record.dagster_run.run_id}"):
+                at = record.update_timestamp.timestamp()
+                yield from list(self._of_run(record.dagster_run, memory, at=at))
         if records:
             full = len(records) == _RUNS_MAX and not fresh  # All of a page are known: go on behind it.
             newest = records[-1].update_timestamp + (_OVERLAP if full else timedelta(0))
@@ -149,8 +161,7 @@ class _News:
 
     def _as_they_stand(self, memory: Memory) -> Iterator[Alert]:
         """Nothing is remembered: begin at the end of the events, and tell what is wrong now."""
-        newest = list(self._check_events(after=None, limit=1, ascending=False))
-        memory.event = newest[0].storage_id if newest else 0
+        memory.event = self._newest_event()
         keys = sorted(self._repository.asset_graph.asset_check_keys if self._repository else (), key=_subject)
         storage = self._instance.event_log_storage
         latest = storage.get_latest_asset_check_execution_by_key(
@@ -164,8 +175,22 @@ class _News:
                 records = storage.get_asset_check_execution_history(key, limit=_CHECK_RECORDS_READ_MAX)
             for record in records:
                 if isinstance(evaluation := record.evaluation, dg.AssetCheckEvaluation):
-                    yield from self._of(evaluation, memory, at=record.create_timestamp, run_id=record.run_id)
+                    with self._alone(_subject(key)):
+                        at, run_id = record.create_timestamp, record.run_id
+                        yield from list(self._of(evaluation, memory, at=at, run_id=run_id))
                     break
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Leave out what can't be told: raised, it would end this tick and each one after it."""
+        try:
+            yield
+        except Exception:
+            self._log.exception(f"{what} could not be told and is left out")
+
+    def _newest_event(self) -> int:
+        newest = list(self._check_events(after=None, limit=1, ascending=False))
+        return newest[0].storage_id if newest else 0
 
     def _check_events(self, after: int | None, *, limit: int = _EVENTS_MAX, ascending: bool = True) -> Iterable[Any]:
         """Check events by their storage id. SQLite keeps events by run; in its index, too, are those of checks."""
@@ -236,7 +261,14 @@ class _News:
         return tuple(sorted({owner for key in assets if graph and graph.has(key) for owner in graph.get(key).owners}))
 
     def _error(self, run: dg.DagsterRun) -> str:
-        """The first step's error, in its own words."""
+        """The first step's error, in its own words; a run whose log can't be read has failed all the same."""
+        try:
+            return self._first_error(run)
+        except Exception:
+            self._log.exception(f"the log of run {run.run_id} could not be read")
+            return "its log could not be read"
+
+    def _first_error(self, run: dg.DagsterRun) -> str:
         steps = self._instance.get_records_for_run(
             run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE, limit=1
         ).records

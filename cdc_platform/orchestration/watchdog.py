@@ -84,9 +84,13 @@ def finding(ticker: Ticker, life: Life | None, others_ticks: Sequence[float], *,
     if life is None or not (life.on or life.ticks or ticker.starts_itself):
         unknown = Finding(ticker.name, "unknown", "has not been started by Dagster's daemon yet")
         return unknown if ticker.starts_itself else None
-    newest = life.ticks[0].at if life.ticks else life.since
+    # A tick by a clock that was ahead would hide each silence until that time has come.
+    times = [at for at in (*(tick.at for tick in life.ticks), life.since) if at is not None]
+    newest = next((at for at in times if at <= now + _SILENCE_MIN_S), None)
     if not life.on:
         return Finding(ticker.name, "stopped", f"was stopped by hand; its last tick was {_time(newest)}")
+    if newest is not None and life.since is not None:
+        newest = max(newest, life.since)  # One that was switched on again just now owes no tick for the time before.
     ended = [tick for tick in life.ticks if tick.failed is not None][:_FAILED_TICKS]
     if len(ended) == _FAILED_TICKS and all(tick.failed for tick in ended):
         return Finding(ticker.name, "failing", f"its last {_FAILED_TICKS} ticks failed: {ended[0].error}")
@@ -157,7 +161,7 @@ def delivery_evaluation(state: Path, *, now: datetime) -> dict[str, Any]:
     severity = dg.AssetCheckSeverity.ERROR
     if not reason and delivery.given_up_at:
         age_s = (now - datetime.fromisoformat(delivery.given_up_at)).total_seconds()
-        if age_s < _GIVEN_UP_FOR_S:
+        if abs(age_s) < _GIVEN_UP_FOR_S:  # A clock that was ahead may have written a time to come.
             severity = dg.AssetCheckSeverity.WARN
             reason = (
                 f"the webhook missed {delivery.given_up} alerts, the last at {delivery.given_up_at}; {FILE} has them"

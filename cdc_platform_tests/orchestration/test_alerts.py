@@ -1,9 +1,13 @@
 """Alerts from real check events and runs, to a real file and a real HTTP server."""
 
 import json
+import logging
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,12 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdc_platform.definitions import build_defs
 from cdc_platform.deployment import Deployment
-from cdc_platform.orchestration.outbox import Outbox
+from cdc_platform.orchestration.outbox import Delivery, Memory, Outbox
 from cdc_platform_tests.orchestration.fakes import deployment
 
 LANDING = dg.AssetKey(["landing", "orders"])
@@ -258,7 +264,193 @@ def test_a_webhook_without_an_address_is_said_and_its_alerts_wait(
     bench = Bench(tmp_path, webhook=True)
     bench.tick()
     bench.check(False)
-    for _ in range(3):
-        said = bench.tick()
+    said = [bench.tick() for _ in range(3)][-1]
     assert "the webhook's environment variable holds no http:// or https:// address" in said
     assert len(bench.outbox.memory().pending) == 1
+
+
+# ---- Whatever answers, and whatever is remembered ---------------------------------------------------------
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A destination that does with each connection what it likes; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    answer(connection)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/secret-path"
+
+
+def no_http(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+
+
+def broken_off(connection: socket.socket) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 2")
+
+
+def endless_line(connection: socket.socket) -> None:
+    connection.recv(65536)
+    try:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000)
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize("answer", [no_http, broken_off, endless_line])
+def test_a_destination_that_speaks_no_http_is_no_answer_and_ends_no_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[socket.socket], None]
+) -> None:
+    with answering(answer) as url:
+        monkeypatch.setenv("ALERTS_URL", url)
+        ends_no_tick(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:port/secret-path", "http://127.0.0.1:9/secret-path b", "http://[::1/secret-path", "http:///"],
+)
+def test_an_address_that_is_none_ends_no_tick_and_is_in_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("ALERTS_URL", url)
+    ends_no_tick(tmp_path)
+
+
+def ends_no_tick(folder: Path) -> None:
+    bench = Bench(folder, webhook=True)
+    bench.tick()
+    bench.check(False)
+    said = [bench.tick() for _ in range(3)][-1]
+    assert "the webhook has taken no alert since" in said and "(3 posts, 1 alerts wait" in said
+    assert "secret-path" not in said + (bench.deployment.state / "alerts.state.json").read_text()
+
+
+def test_a_destination_that_drips_is_left_within_the_time_of_a_post_and_its_connection_is_ended(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        try:
+            while True:  # Until the other end is closed: then a byte too many is an error.
+                connection.sendall(b"X-A: b\r\n")
+                if ended.wait(0.05):
+                    return
+                connection.settimeout(0.05)
+                try:
+                    if connection.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+        except OSError:
+            pass
+        ended.set()
+
+    outbox, memory = Outbox(tmp_path), Memory(pending=[{"id": "a"}])
+    with answering(drip) as url:
+        outbox.deliver(memory, url, log=logging.getLogger(), now=datetime.now(UTC), post_within_s=0.5)
+        assert memory.delivery.error.startswith("no whole answer within")
+        assert memory.pending == [{"id": "a"}]
+        assert ended.wait(20)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"event": "x"},
+        {"event": 1 << 70},
+        {"told": None},
+        {"told": {"a": 1}},
+        {"pending": [{"no": "id"}]},
+        {"pending": ["alert"]},
+        {"runs_after": 1e20},
+        {"runs_after": -1},
+        {"runs_seen": [7]},
+        {"delivery": None},
+        {"delivery": {"failures": "many"}},
+        {"delivery": {"given_up_at": "yesterday"}},
+        {"v": "1"},
+    ],
+)
+def test_a_state_of_another_shape_is_none_and_ends_no_tick(bench: Bench, other: dict[str, Any]) -> None:
+    bench.tick()
+    bench.check(False)
+    bench.tick()
+    file = bench.deployment.state / "alerts.state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | other))
+    bench.tick()
+    assert bench.told == [(COUNT, "passed", "failed")] * 2  # Told again, as when it is lost.
+    bench.check(True)
+    bench.tick()
+    assert bench.told[-1] == (COUNT, "failed", "passed")
+
+
+@pytest.mark.parametrize("torn", [b"", b"\xff\xfe\x00", b"[" * 100_000, b"[]", b"7"])
+def test_a_state_that_is_torn_is_none(tmp_path: Path, torn: bytes) -> None:
+    (tmp_path / "alerts.state.json").write_bytes(torn)
+    assert Outbox(tmp_path).memory() == Memory()
+
+
+@given(st.dictionaries(st.text(), st.text()), st.lists(st.text()), st.text(), st.integers(-1, (1 << 63) - 1))
+def test_what_is_written_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, str], seen: list[str], text: str, event: int
+) -> None:
+    outbox = Outbox(tmp_path_factory.mktemp("state"))
+    memory = Memory(event, 1.5, seen, told, [{"id": text, "message": text}], Delivery(1, 2, 3, "", text, text))
+    outbox.write(memory)
+    assert outbox.memory() == memory
+
+
+def test_half_a_letter_in_a_message_does_not_make_the_state_unreadable(tmp_path: Path) -> None:
+    """It would be lost in each tick, and each tick would tell all that fails."""
+    outbox = Outbox(tmp_path)
+    outbox.write(Memory(7, told={"a\ud800": "failed"}, pending=[{"id": "a", "message": "\udfff"}]))
+    assert (outbox.memory().event, outbox.memory().told) == (7, {"a?": "failed"})
+
+
+def test_an_id_that_no_header_can_hold_is_delivered(tmp_path: Path, webhook: Webhook) -> None:
+    """The oldest alert is posted first: one that can't be would hold up all behind it."""
+    outbox = Outbox(tmp_path)
+    pending = [{"id": f"check:landing/{name}", "subject": name, "state": "failed"} for name in ("żółw\n", "orders")]
+    memory = Memory(pending=pending)
+    outbox.deliver(memory, webhook.url, log=logging.getLogger(), now=datetime.now(UTC))
+    assert (memory.pending, memory.delivery.error) == ([], "")
+    assert [post["subject"] for post in webhook.posts] == ["żółw\n", "orders"]
+
+
+def test_a_storage_of_events_that_was_made_anew_is_told_as_it_stands(bench: Bench) -> None:
+    bench.tick()
+    for n in range(6):
+        bench.check(n % 2 == 0)
+    bench.tick()
+    before = len(bench.told)
+    bench.instance = dg.DagsterInstance.ephemeral()
+    bench.tick()
+    bench.check(False, name="key_sums_match")  # Its id is lower than those that were looked at.
+    bench.tick()
+    assert bench.told[before:] == [("landing/orders:key_sums_match", "passed", "failed")]
+    bench.check(True)
+    bench.tick()
+    assert bench.told[-1] == (COUNT, "failed", "passed")
+
+
+def test_runs_are_told_again_though_a_clock_was_ahead(bench: Bench) -> None:
+    bench.tick()
+    memory = bench.outbox.memory()
+    memory.runs_after = (datetime.now(UTC) + timedelta(days=400)).timestamp()
+    bench.outbox.write(memory)
+    bench.run(dg.DagsterRunStatus.FAILURE)
+    bench.tick()
+    assert bench.told == [("merge_curated orders", "passed", "failed")]

@@ -1,5 +1,6 @@
 """When a sensor counts as stopped, silent or failing; and how its state is found in a real instance."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cdc_platform.orchestration.watchdog import (
     Life,
     Tick,
     Ticker,
+    delivery_evaluation,
     finding,
     findings,
     running_evaluation,
@@ -38,6 +40,8 @@ def life(*ages_s: float, on: bool = True, failed: bool | None = False, since: fl
         (life(299), None),
         (life(2000), "silent"),
         (life(since=NOW - 10), None),
+        (life(2000, since=NOW - 10), None),  # Switched on again just now: it owes no tick for the time before.
+        (life(2000, since=NOW - 5000), "silent"),
         (life(since=NOW - 2000), "silent"),
         (life(3, 8, on=False), "stopped"),
         (life(on=False), "stopped"),
@@ -45,6 +49,10 @@ def life(*ages_s: float, on: bool = True, failed: bool | None = False, since: fl
         (life(3, 8, failed=True), None),
         (Life(True, None, (Tick(NOW - 3, False), *life(8, 13, 18, failed=True).ticks)), None),
         (Life(True, None, (Tick(NOW - 3, None), *life(8, 13, 18, failed=True).ticks)), "failing"),
+        (life(-86_400, -90_000, since=NOW - 2000), "silent"),  # By a clock that was a day ahead.
+        (life(-86_400, 2000), "silent"),
+        (life(-86_400, 3), None),
+        (life(-200), None),
         (life(), "unknown"),
         (None, "unknown"),
     ],
@@ -85,6 +93,25 @@ def test_a_stopped_sensor_warns_and_a_failing_one_is_an_error() -> None:
     }
     assert running_evaluation([unknown])["metadata"]["outcome"] == "unknown"
     assert "outcome" not in running_evaluation([unknown, stopped])["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("given_up_at", "passed"),
+    [
+        ("2026-11-30T12:00:00+00:00", False),
+        ("2026-11-29T12:00:00+00:00", True),
+        ("2026-12-01T11:00:00+00:00", False),  # A clock that was a little ahead.
+        ("2036-12-01T11:00:00+00:00", True),  # Ten years: it would warn until then.
+        ("2026-11-30T12:00:00", True),  # Not as it is written: no state at all.
+        ("yesterday", True),
+    ],
+)
+def test_alerts_that_were_given_up_are_told_for_a_day(tmp_path: Path, given_up_at: str, passed: bool) -> None:
+    state = {"v": 1, "event": 3, "runs_after": 1.0, "runs_seen": [], "told": {}, "pending": []}
+    state["delivery"] = {"given_up": 2, "given_up_at": given_up_at}
+    (tmp_path / "alerts.state.json").write_text(json.dumps(state))
+    found = delivery_evaluation(tmp_path, now=datetime(2026, 12, 1, 0, 0, tzinfo=UTC))
+    assert found["passed"] is passed
 
 
 def state(location: str, name: str, status: InstigatorStatus) -> InstigatorState:
