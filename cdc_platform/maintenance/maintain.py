@@ -287,8 +287,9 @@ class _Run:
         elif not complete:
             outcome += "; more is left than one run may take"
         reads = {"read_before": read_before, "read_after": read_after}
-        effect = self.finish(plan, before, after, outcome, made=made, complete=complete, **reads)
-        if stopped is not None and not isinstance(stopped, LimitError):
+        failed = stopped is not None and not isinstance(stopped, LimitError)
+        effect = self.finish(plan, before, after, outcome, made=made, complete=complete, failed=failed, **reads)
+        if stopped is not None and failed:
             raise stopped
         return effect
 
@@ -613,6 +614,7 @@ class _Run:
         *,
         made: Sequence[Snapshot] = (),
         complete: bool = True,
+        failed: bool = False,
         read_before: Probe | None = None,
         read_after: Probe | None = None,
     ) -> Effect:
@@ -633,6 +635,7 @@ class _Run:
             lost_s=self.lost_s,
             small_files_left=self.small_files(history, own_id) if self.operation == "rewrite_data_files" else None,
             complete=complete,
+            failed=failed,
         )
         self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
