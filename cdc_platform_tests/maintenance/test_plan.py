@@ -68,6 +68,10 @@ def test_a_call_takes_no_more_than_a_group_whichever_files_are_picked() -> None:
     found = plan(*files, keys("d", 2), group_mb_max=550)
     assert (found.files_per_call, found.groups) == (3, 4)  # 300 + 100 + 100 fit, one more does not.
     assert plan(*files, keys("d", 2), group_mb_max=100).files_per_call == 2
+    # Where all fit, those that a writer adds until the call fit too: none of the plan's may be left out for them.
+    whole = plan(*files, keys("d", 2), group_mb_max=1200)
+    assert (whole.files_per_call >= 10 + 500, whole.groups) == (True, 1)
+    assert plan(*files, keys("d", 2), group_mb_max=1199).files_per_call == 9
 
 
 def test_a_run_is_bounded_by_its_bytes() -> None:
