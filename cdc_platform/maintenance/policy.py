@@ -122,37 +122,28 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_data_files")
     since = since_rewrite(history)
-    files, left = _files(history, history.head, health), _left(history, runs, since.start)
-    triggers = [
-        _Trigger(
-            "rewrite_after_commits",
-            since.commits,
-            policy.rewrite_after_commits,
-            "commits",
-            f" since {since.named}",
-            at_least=not since.whole,
-        ),
-        _beyond(
-            "rewrite_delete_files",
-            files.delete_files,
-            left.delete_files or 0,
-            policy.rewrite_delete_files,
-            "delete files",
-        ),
-        _beyond(
-            "rewrite_delete_ratio",
-            files.delete_ratio,
-            left.delete_ratio or 0,
-            policy.rewrite_delete_ratio,
-            "deletes for each data record",
-        ),
-        _beyond(
-            "rewrite_small_files", files.small_files, left.small_files or 0, policy.rewrite_small_files, "small files"
-        ),
-    ]
+    files, left = _files(history, history.head, health), _left(runs, since.start)
     debt = debt_of(history, runs, reads_per_hour=policy.reads_per_hour, now_ms=now_ms, left=left.delete_files or 0)
-    if policy.rewrite_by == "model" and debt.known:
-        triggers = [_alarm(trigger, policy) for trigger in triggers]
+    by_model = policy.rewrite_by == "model" and debt.known
+    times, told = (policy.alarm_at, " (whatever the model says)") if by_model else (1, "")
+    counted = _Trigger(
+        "rewrite_after_commits",
+        since.commits,
+        times * policy.rewrite_after_commits,
+        "commits",
+        f" since {since.named}",
+        at_least=not since.whole,
+    )
+    figured = [
+        ("rewrite_delete_files", files.delete_files, left.delete_files, "delete files"),
+        ("rewrite_delete_ratio", files.delete_ratio, left.delete_ratio, "deletes for each data record"),
+        ("rewrite_small_files", files.small_files, left.small_files, "small files"),
+    ]
+    triggers = [counted] + [
+        _beyond(key, measured, now_left or 0, times * getattr(policy, key), what)
+        for key, measured, now_left, what in figured
+    ]
+    triggers = [replace(trigger, told=trigger.told + told) for trigger in triggers]
     if _goes_on(runs, since.start):
         triggers.append(_Trigger("min_interval", 1, 1, "runs", " was cut short, and what it planned is not all taken"))
     measured = {
@@ -309,11 +300,6 @@ def _beyond(key: str, measured: float | None, left: float, threshold: float, wha
     return _Trigger(key, measured, left + threshold, what, f" ({_figure(left)} were left by the last run)")
 
 
-def _alarm(trigger: _Trigger, policy: Maintenance) -> _Trigger:
-    told = f"{trigger.told} (whatever the model says)"
-    return replace(trigger, threshold=trigger.threshold * policy.alarm_at, told=told)
-
-
 # ---- What is measured -------------------------------------------------------------------------------------
 
 
@@ -362,7 +348,7 @@ def _rewritten_after(history: TableHistory, snapshot_id: int) -> bool:
     return any(map(rewrote, after)) or len(after) == sum(1 for _ in history.ancestry())
 
 
-def _left(history: TableHistory, runs: Sequence[PastRun], start: Snapshot | None) -> _Files:
+def _left(runs: Sequence[PastRun], start: Snapshot | None) -> _Files:
     """What the newest rewrite left because it can't take it; nothing if it was cut short, for the next goes on.
 
     What its last snapshot says, and no more than there was before it: the rest came while it ran.
@@ -377,24 +363,21 @@ def _left(history: TableHistory, runs: Sequence[PastRun], start: Snapshot | None
         min(run.delete_files if delete_files is None else delete_files, run.delete_files),
         min(run.deletes if deletes is None else deletes, run.deletes),
         start.figure("total-records"),
-        _small_left(history, run, start),
+        _small_left(run, start),
     )
 
 
-def _small_left(history: TableHistory, run: PastRun, start: Snapshot) -> int:
+def _small_left(run: PastRun, start: Snapshot) -> int:
     if run.small_files_left is None:  # A run that found nothing to do has left all data files as they are.
         return 0 if run.changed else start.total("data-files")
-    # Counted at its end. What was committed between its last snapshot and that is none of its work.
-    after = takewhile(lambda s: s.snapshot_id != start.snapshot_id, history.ancestry())
-    came = sum(s.figure("added-data-files") or 0 for s in after if s.timestamp_ms <= run.at_ms)
     there = start.figure("total-data-files")
-    return max(0, min(run.small_files_left - came, run.small_files_left if there is None else there))
+    return run.small_files_left if there is None else min(run.small_files_left, there)
 
 
 def _goes_on(runs: Sequence[PastRun], start: Snapshot | None) -> bool:
     """The newest run was cut short at a bound, and nothing was rewritten after it.
 
-    One that changed nothing has shown that it can't; one that failed is tried again only for the figures' sake.
+    One that changed nothing has shown that it can't; one that failed is tried again if a figure says so.
     """
     if not runs or start is None or start.snapshot_id != runs[0].snapshot_id:
         return False

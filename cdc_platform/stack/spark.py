@@ -30,6 +30,8 @@ def service(deployment: Deployment, port: int) -> Service:
         # client comes back at once when its stream is cut.
         "spark.connect.execute.manager.detachedTimeout": _DETACHED_TIMEOUT,
         "spark.connect.execute.manager.maintenanceInterval": "10s",
+        # A lost client is noticed when its stream is cut, which is this often; by default every two minutes.
+        "spark.connect.execute.reattachable.senderMaxStreamDuration": "20s",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",

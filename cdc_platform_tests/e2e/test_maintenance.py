@@ -443,3 +443,4 @@ def test_a_table_whose_files_may_belong_to_another_is_refused(spark_lake: Connec
     for operation in ("expire_snapshots", "remove_orphan_files"):
         with pytest.raises(ConfigError, match=r"gc\.enabled=false"):
             done(spark_lake, operation)
+    spark.rows(f"ALTER TABLE lake.{TABLE} UNSET TBLPROPERTIES ('gc.enabled')")  # Else no test can drop it.

@@ -441,6 +441,18 @@ def test_under_the_model_a_count_starts_only_what_is_alarming() -> None:
     assert loud.reason.startswith("rewrite_after_commits is reached: 50 of 50 commits since the beginning (whatever")
 
 
+def test_what_the_last_run_left_is_no_nearer_to_an_alarm_nor_further_from_it() -> None:
+    free = replace(LEARNT, read_before_s=1.0)
+    nothing = PastRun(NOW_MS - HOUR_MS, 2, took_s=0.0, changed=False, delete_files=1000)
+
+    def later(delete_files: int) -> Decision:
+        states = _states(table(commits=2, delete_files=1000))
+        return due(recorded(table(*states, commits=1, delete_files=delete_files), free, free, nothing), policy=MODEL)
+
+    assert "1499 of 1500 delete files (1000 were left by the last run) (whatever the model says)" in later(1499).reason
+    assert later(1500).trigger == "rewrite_delete_files"
+
+
 # ---- The other operations ---------------------------------------------------------------------------------
 
 
