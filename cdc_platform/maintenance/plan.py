@@ -343,9 +343,9 @@ class _Reach:
 def _fitting(sizes: Sequence[int], bytes_max: int) -> int:
     """How many of the largest files fit; at least two, for one file alone is not merged.
 
-    Where all fit there is room for those that a writer adds between the plan and the call: Iceberg takes whichever files
-    it likes, and an old one that it leaves out keeps every delete since alive (a soak had 151 delete files beside 18
-    data files after a rewrite, 2026-12).
+    Where all fit there is room for those that a writer adds between the plan and the call: Iceberg takes whichever
+    files it likes, and an old one that it leaves out keeps every delete since alive (a soak had 151 delete files beside
+    18 data files after a rewrite, 2026-12).
     """
     total, fitting = 0, 0
     for size in sizes:  # Largest first: so many others are no more.
