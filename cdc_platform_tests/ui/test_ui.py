@@ -29,7 +29,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-GROUPS = ("source", "changelog", "landing", "curated", "rewrite_data_files")
+GROUPS = ("source", "changelog", "landing", "curated", "maintenance")
 SHOWN_WITHIN_MS = 60_000  # The first page compiles the whole UI on a busy machine.
 
 
