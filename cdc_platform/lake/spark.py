@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
 _CONNECT_WITHIN_S = 10
+_INTERRUPTED_EVERY_S = 1.0
 _RETRIES_MAX, _RETRY_WAIT_MAX_MS = 5, 4_000  # About 10 s in all; the client's own default is 10 minutes.
 _READING = ("SELECT", "REFRESH", "DESCRIBE", "SHOW")
 _GONE = (
@@ -119,16 +120,21 @@ class Spark:
 
         What was committed before stays. The server stops a procedure between its jobs: one that is committing ends so.
         """
-        over = threading.Event()
+        over, ended = threading.Event(), threading.Event()
 
-        def stop() -> None:
-            over.set()
-            self.interrupt()
+        def watch() -> None:
+            left = seconds
+            while not ended.wait(max(0.0, left)):  # Again and again: an interrupt may come before the statement does.
+                over.set()
+                self.interrupt()
+                left = _INTERRUPTED_EVERY_S
 
-        timer = threading.Timer(max(0.0, seconds), stop)
-        timer.daemon = True
-        timer.start()
+        watcher = threading.Thread(target=watch, daemon=True)
+        if seconds > 0:
+            watcher.start()
         try:
+            if seconds <= 0:
+                raise LimitError("its time was over before it began", where=self._url, action=f"Raise {setting}")
             yield
         except CdcError as error:
             if not over.is_set():
@@ -139,7 +145,7 @@ class Spark:
                 action=f"What was committed before stays. Raise {setting} if it needs longer",
             ) from error
         finally:
-            timer.cancel()
+            ended.set()
 
     def interrupt(self) -> None:
         """Have the server stop all that this session runs."""
