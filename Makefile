@@ -1,6 +1,6 @@
 # Everything a developer or CI does. Each target sets up what it needs, once, in .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint types test demo bench crashlab lock clean
+.PHONY: help setup fmt lint types test demo bench soak crashlab lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -37,6 +37,9 @@ demo: $(RUNTIME)  ## Start the stack and tell the story; ONCE=1 stops everything
 bench: $(DEV)  ## Measure: NAME=freshness SCALE=small.
 	@test -n "$(NAME)" || { echo "Say which benchmark: make bench NAME=freshness SCALE=small" >&2; exit 2; }
 	$(BIN)/python -m benchmarks.$(NAME) --scale $(or $(SCALE),small)
+
+soak: $(DEV)  ## Commit every second beside maintenance, and count what is lost: MINUTES=60.
+	@$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60)
 
 crashlab: $(DEV)  ## Kill and disturb capture and sink, and count what is lost: FAULTS=300 SEED=1.
 	$(BIN)/python -m cdc_platform_tests.crashlab --faults $(or $(FAULTS),300) --seed $(or $(SEED),1) $(ARGS)

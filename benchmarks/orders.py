@@ -35,7 +35,7 @@ _T0_MS = 1_796_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A log and its parts, which are in segments of `segment` records each, so that no read is longer."""
+    """A log and its parts, whose updates are in segments of `segment` records each, so that no read is longer."""
 
     folder: Path
     rows: int
@@ -53,14 +53,16 @@ class Log:
         return sum(s.stat().st_size for s in self.folder.glob("*.jsonl"))
 
 
-def write_log(folder: Path, *, rows: int, updates: int, keys: int, segment: int) -> Log:
-    """Write the log; updates fall on the first `keys` rows, each as likely."""
+def write_log(
+    folder: Path, *, rows: int, updates: int, keys: int, segment: int, load_segment: int | None = None
+) -> Log:
+    """Write the log; updates fall on the first `keys` rows, each as likely. The load's segments may be longer."""
     writer = SegmentWriter(folder, segment_bytes_max=1)  # Each append begins a segment.
     columns = [{"name": n, "type": kind, "required": required, "doc": ""} for n, kind, _, required in COLUMNS]
     writer.append_marker(marker(LOAD_BEGIN, _T0_MS, columns=columns))
     chance = random.Random(7)  # No cryptography.
     state = [_row(i, chance) for i in range(1, rows + 1)]
-    _append(writer, map(_read, state), segment)
+    _append(writer, map(_read, state), load_segment or segment)
     writer.append_marker(marker(LOAD_END, _T0_MS + 1))
     _append(writer, _updates(state, updates, keys, chance), segment)
     writer.close()

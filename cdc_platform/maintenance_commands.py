@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from cdc_platform.deployment import Deployment
+from cdc_platform.errors import CdcError
 from cdc_platform.maintenance.runs import Operation
 from cdc_platform.operations import Operations, Stage
 
 if TYPE_CHECKING:
     from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.plan import Plan
 
 _BEYOND_A_LIMIT = 3
 _stage = click.option(
@@ -41,40 +43,59 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
     history holds, and what of it is beyond its limit (`maintenance` in tables.yaml).
 
     JSON: {relation: {the figures of docs/operating/files_are_healthy.md, findings: [{group, figure, measured, limit,
-    action}]}}; null for a table without a snapshot.
-    Exit codes: 0 within the limits, 3 a figure is beyond its limit, 4 a table can't be read.
+    action}]}}; null for a table without a snapshot, {error: {where, what, action}} for one that can't be read.
+    Exit codes: 0 within the limits, 2 a table is not declared or is of a kind that can't be read, 3 a figure is beyond
+    its limit, 4 a table can't be read: the others are shown.
     """
     deployment = Deployment.load(project)
     operations = Operations(deployment)
     names = [table] if table else list(deployment.registry.tables)
     found: dict[str, dict[str, Any] | None] = {}
-    grid = Grid("table", *_COLUMNS, box=None, header_style="bold")
+    grid = Grid(box=None, header_style="bold")
+    grid.add_column("table", no_wrap=True)
+    for column in _COLUMNS:
+        grid.add_column(column, justify="right", no_wrap=True)
     said: list[str] = []
-    for name in names:
-        for stage in get_args(Stage):
+    codes = {0}
+    for name, stage in ((name, stage) for name in names for stage in get_args(Stage)):
+        deployment.table(name)
+        relation = f"{stage}.{name}"
+        try:
             state = operations.health(name, stage, with_history=True)
-            relation = f"{stage}.{name}"
-            if state is None:
-                found[relation] = None
-                continue
-            findings = operations.findings(name, stage, state)
-            found[relation] = asdict(state) | {
-                "snapshot_id": str(state.snapshot_id),
-                "findings": [asdict(finding) for finding in findings],
-            }
+            findings = operations.findings(name, stage, state) if state else ()
+        except CdcError as error:
+            found[relation] = {"error": {"where": error.where, "what": error.what, "action": error.action}}
+            said.append(str(error))
+            codes.add(error.exit_code)
+            continue
+        found[relation] = None if state is None else health_figures(state) | {"findings": [asdict(f) for f in findings]}
+        if state is not None:
             grid.add_row(relation, *_cells(state))
-            said += [
-                f"{relation}: {f.figure} is {f.measured:,.6g}, limit {f.limit:,.6g}. {f.action}." for f in findings
-            ]
+        said += [f"{relation}: {f.figure} is {f.measured:,.6g}, limit {f.limit:,.6g}. {f.action}." for f in findings]
+        codes.add(_BEYOND_A_LIMIT if findings else 0)
     if as_json:
         click.echo(json.dumps(found))
     else:
-        Console().print(grid)
+        console = Console()
+        console.width = max(console.width, _WIDTH_MIN)  # Cut figures say nothing; a narrow terminal wraps.
+        console.print(grid)
         for line in said:
             click.echo(line)
-    sys.exit(_BEYOND_A_LIMIT if said else 0)
+    sys.exit(max(codes))
 
 
+def health_figures(state: "TableHealth") -> dict[str, Any]:
+    """A table's state as JSON has it."""
+    return asdict(state) | {
+        "snapshot_id": str(state.snapshot_id),
+        "delete_files": state.delete_files,
+        "deletes": state.deletes,
+        "delete_ratio": state.delete_ratio,
+        "equality_deletes_per_data_file": state.equality_deletes_per_data_file,
+    }
+
+
+_WIDTH_MIN = 130
 _COLUMNS = (
     "data files",
     "small",
@@ -124,7 +145,9 @@ def maintain(  # noqa: PLR0917  click's order does not matter.
     No live row changes: rows and checksums before and after are compared, and a run that changed one fails and names
     the snapshot to go back to.
 
-    JSON: {outcome, snapshot_ids (made, oldest first), plan: {...}, figures: {...}}; a dry run has the plan alone.
+    JSON: {outcome, notes, snapshot_ids (made, oldest first), plan: {...}, figures: {...}}; a dry run has the plan
+    alone. A plan that deletes has whole lists: {snapshot_ids, files, kept: [{snapshot_id, by}], refs_gone}; in words,
+    the first of them.
     Exit codes: 0 done, or nothing to do; 2 refused, the reason says why; 4 unavailable, or another writer was always
     first; 5 a row changed.
     """
@@ -136,10 +159,11 @@ def maintain(  # noqa: PLR0917  click's order does not matter.
     found = operations.maintain(table, stage, operation, dry_run=dry, say=say)
     effect, plan = (found, found.plan) if isinstance(found, Effect) else (None, found)
     if as_json:
-        shown: dict[str, Any] = {"plan": plan.figures()}
+        shown: dict[str, Any] = {"plan": plan.figures() | _lists(plan)}
         if effect is not None:
             shown |= {
                 "outcome": effect.outcome,
+                "notes": list(effect.notes),
                 "snapshot_ids": [str(i) for i in effect.snapshot_ids],
                 "figures": effect.figures(),
             }
@@ -151,6 +175,8 @@ def maintain(  # noqa: PLR0917  click's order does not matter.
         click.echo("Dry run: nothing was changed. Carry it out with --run.")
         return
     click.echo(effect.outcome)
+    for note in effect.notes:
+        click.echo(f"  {note}")
     grid = Grid("", "before", "after", box=None, header_style="bold")
     figures = effect.figures()
     for label, value in figures.items():
@@ -158,6 +184,16 @@ def maintain(  # noqa: PLR0917  click's order does not matter.
         if name != label and f"{name}_after" in figures:
             grid.add_row(name.replace("_", " "), _figure(value), _figure(figures[f"{name}_after"]))
     Console().print(grid)
+
+
+def _lists(plan: "Plan") -> dict[str, Any]:
+    """All that a plan would delete, and what it must leave."""
+    whole = asdict(plan)
+    found: dict[str, Any] = {key: whole[key] for key in ("files", "refs_gone") if key in whole}
+    if "kept" in whole:
+        found["snapshot_ids"] = [str(i) for i in whole["snapshot_ids"]]
+        found["kept"] = [{"snapshot_id": str(k["snapshot_id"]), "by": k["by"]} for k in whole["kept"]]
+    return found
 
 
 def _figure(value: object) -> str:

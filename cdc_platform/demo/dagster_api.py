@@ -1,6 +1,6 @@
 """Runs jobs and turns sensors as the UI does: over the webserver's GraphQL.
 
-Belongs here: the three calls that the demo makes. Does not: Dagster's libraries.
+Belongs here: the few calls that the demo and the soak make. Does not: Dagster's libraries.
 """
 
 import json
@@ -75,6 +75,19 @@ class DagsterApi:
         evaluations = [e["evaluation"] for e in answer["logsForRun"]["events"] if "evaluation" in e]
         failed = [f"{'/'.join(e['assetKey']['path'])}:{e['checkName']}" for e in evaluations if not e["success"]]
         return failed, len(evaluations)
+
+    def runs(self) -> dict[str, dict[str, int]]:
+        """How many runs of each job there are, by status."""
+        answer = self._ask("{ runsOrError { ... on Runs { results { jobName status } } } }")
+        found: dict[str, dict[str, int]] = {}
+        for run in answer["runsOrError"]["results"]:
+            of_job = found.setdefault(run["jobName"], {})
+            of_job[run["status"]] = of_job.get(run["status"], 0) + 1
+        return found
+
+    def runs_in_flight(self) -> int:
+        """How many runs have not ended, those in the queue too."""
+        return sum(n for of_job in self.runs().values() for status, n in of_job.items() if status not in _DONE)
 
     def turn_sensors(self, *, on: bool) -> None:
         """Start or stop every sensor, and the schedules."""

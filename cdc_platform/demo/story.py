@@ -166,6 +166,7 @@ class Story:
 
     def _checks(self) -> None:
         with self._scene("Checks"):
+            self.dagster.turn_sensors(on=True)  # A check of its own says so when one is off.
             failed, total = self.dagster.checks_failed(self.dagster.run("check_convergence"))
             self._say(
                 total > 0 and not failed,

@@ -118,6 +118,14 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
     landing_sql = quoted(lake.name, *landing_table(name).split("."))
     source = f"(SELECT {columns_sql(columns)} FROM {landing_sql} VERSION AS OF {upstream.snapshot_id})"
 
+    def pin_upstream() -> None:
+        spark.rows(
+            f"ALTER TABLE {landing_sql} CREATE OR REPLACE TAG {quoted(reader_tag(name))} "
+            f"AS OF VERSION {upstream.snapshot_id}"
+        )
+
+    if reader_tag(name) not in landing.refs:
+        pin_upstream()  # The first merge may take longer than landing keeps snapshots. Later ones are behind the tag.
     spark.rows(f"CREATE NAMESPACE IF NOT EXISTS {quoted(lake.name, 'curated')}")
     spark.rows(create_sql(target, landing.columns, key=table.key))
     made = lake.history(curated_table(name))
@@ -145,10 +153,7 @@ def merge(spark: Spark, lake: Lake, name: str, table: Table, *, run_id: str = ""
         } | ({RUN_ID: run_id} if run_id else {})
         with spark.settings({_STAMP + key: value for key, value in stamps.items()}):
             spark.rows(merge_sql(contract, source=source, target=target))
-    spark.rows(
-        f"ALTER TABLE {landing_sql} CREATE OR REPLACE TAG {quoted(reader_tag(name))} "
-        f"AS OF VERSION {upstream.snapshot_id}"
-    )
+    pin_upstream()
     if filling:
         spark.rows(f"ALTER TABLE {target} UNSET TBLPROPERTIES ({text(FILLING)})")
     after = lake.history(curated_table(name))

@@ -71,6 +71,18 @@ class Lake:
                 action="Keep such columns out of the tables that are declared; Spark alone can read this one",
             ) from error
 
+    def tables(self) -> tuple[str, ...]:
+        """All tables of the catalog, in all namespaces, by name."""
+        found, todo, seen = list[str](), list(self.catalog.list_namespaces()), set[tuple[str, ...]]()
+        while todo:  # Bounded by `seen`.
+            namespace = todo.pop()
+            if namespace in seen:
+                continue
+            seen.add(namespace)
+            found += [".".join(name) for name in self.catalog.list_tables(namespace)]
+            todo += self.catalog.list_namespaces(namespace)
+        return tuple(sorted(found))
+
     def history(self, table: str) -> TableHistory | None:
         """The table's history, or None when there is no such table."""
         loaded = self.load(table)

@@ -75,6 +75,7 @@ class FileListing:
     planning_s: float  # Reading manifest list and manifests: what a scan's planning has to read at least. For what
     # was in memory, the seconds that its own reading took: so it does not fall because the cache answered.
     manifests_read: int = 0  # Now; the others were in memory.
+    spec_id: int | None = None  # That new files are written under; None: nobody said.
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ def listing_of(name: str, table: "Table") -> FileListing | None:
         metadata_bytes=metadata_bytes,
         planning_s=planning_s,
         manifests_read=read,
+        spec_id=table.spec().spec_id,
     )
 
 

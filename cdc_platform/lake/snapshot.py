@@ -9,6 +9,8 @@ Totals in a summary count files truly; `total-records` overcounts on a table tha
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+_DIGITS_MAX = 19  # Of a 64-bit count.
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -23,7 +25,12 @@ class Snapshot:
 
     def total(self, name: str) -> int:
         """A `total-*` figure of the summary, 0 when the writer left it out."""
-        return int(self.summary.get(f"total-{name}", 0))
+        return self.figure(f"total-{name}") or 0
+
+    def figure(self, key: str) -> int | None:
+        """A count in the summary; None when the writer left it out, or wrote what is none (all keys are optional)."""
+        text = self.summary.get(key, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
 _CONNECT_WITHIN_S = 10
-_INTERRUPTED_EVERY_S = 1.0
+_INTERRUPT_AGAIN_S = 1.0
 _RETRIES_MAX, _RETRY_WAIT_MAX_MS = 5, 4_000  # About 10 s in all; the client's own default is 10 minutes.
 _READING = ("SELECT", "REFRESH", "DESCRIBE", "SHOW")
 _GONE = (
@@ -118,23 +118,27 @@ class Spark:
     def within(self, seconds: float, *, setting: str) -> Generator[None]:
         """Stop what this session runs after `seconds`; raise LimitError, which names `setting`, if that was needed.
 
-        What was committed before stays. The server stops a procedure between its jobs: one that is committing ends so.
+        Over already, it raises at once. What was committed before stays.
+        The server stops a procedure between its jobs: one that is committing ends so.
         """
+        if seconds <= 0:
+            raise LimitError(
+                "its time was over before this statement", where=setting, action=f"Raise {setting} if it needs longer"
+            )
         over, ended = threading.Event(), threading.Event()
 
-        def watch() -> None:
-            left = seconds
-            while not ended.wait(max(0.0, left)):  # Again and again: an interrupt may come before the statement does.
-                over.set()
+        def stop() -> None:
+            if ended.wait(seconds):
+                return
+            over.set()
+            while True:  # Ends with the block. One that comes between two statements stops neither.
                 self.interrupt()
-                left = _INTERRUPTED_EVERY_S
+                if ended.wait(_INTERRUPT_AGAIN_S):
+                    return
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        if seconds > 0:
-            watcher.start()
+        watch = threading.Thread(target=stop, daemon=True)
+        watch.start()
         try:
-            if seconds <= 0:
-                raise LimitError("its time was over before it began", where=self._url, action=f"Raise {setting}")
             yield
         except CdcError as error:
             if not over.is_set():
@@ -146,6 +150,7 @@ class Spark:
             ) from error
         finally:
             ended.set()
+            watch.join(_CONNECT_WITHIN_S)  # An interrupt that is under way must not meet the next statement.
 
     def interrupt(self) -> None:
         """Have the server stop all that this session runs."""
@@ -167,7 +172,7 @@ class Spark:
                 ) from error
             if any(refused in message for refused in _REFUSED):
                 raise ConfigError(
-                    f"Iceberg refuses it ({message.splitlines()[0]})",
+                    f"Iceberg refuses it ({_first_line(message)})",
                     where=_head(sql),
                     action="Change the table's properties, or leave this table out",
                 ) from error
@@ -180,7 +185,7 @@ class Spark:
             if _CANCELLED in message or any(sign in message for sign in _GONE):
                 raise self._no_answer(sql) from error
             raise InvariantError(
-                f"Spark refuses the statement ({message.splitlines()[0] if message else type(error).__name__})",
+                f"Spark refuses the statement ({_first_line(message) or type(error).__name__})",
                 where=_head(sql),
                 action="Look at the table's columns and at Spark's log (`cdc-platform logs spark`), and report it",
             ) from error
@@ -202,6 +207,11 @@ class Spark:
 
 def _head(sql: str) -> str:
     return " ".join(sql.split())[:80]
+
+
+def _first_line(message: str) -> str:
+    """The first that says something: a parse error begins with an empty one."""
+    return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
 def require_spark(url: str) -> None:

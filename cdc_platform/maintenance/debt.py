@@ -3,6 +3,7 @@
 Belongs here: the model, as arithmetic on a table's own past runs and summaries. Does not: starting anything by it
 (`maintenance/policy.py`).
 Units: `*_s` seconds, `*_ms` UTC milliseconds; a *read* is a full read of the table.
+Delete files that the last run left because it can't take them are no debt: no rewrite pays them back.
 
 The rule: rewrite as soon as readers have paid, since the last rewrite, as many extra seconds as a rewrite costs.
 Debt that grows linearly costs `a*t*t/2` by time t after a rewrite. A cycle of length t costs `(C + a*t*t/2) / t` a
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.maintenance.runs import PastRun, since_rewrite
+from cdc_platform.maintenance.runs import PastRun, SinceRewrite, since_rewrite
 
 RUNS_MIN = 2  # One run may have been an exception.
 _AHEAD_MAX_MS = 366 * 86_400_000  # Further ahead, a prediction says nothing.
@@ -33,7 +34,7 @@ _HOUR_MS = 3_600_000.0
 class Debt:
     """A table's delete debt. Seconds are None while they are unknown."""
 
-    delete_files: int  # Now.
+    delete_files: int  # Now, beyond those that the last run left.
     slope_s_per_delete_file: float | None = None  # That each delete file adds to a read.
     cost_s: float | None = None  # Of a rewrite, with work that it loses to conflicts.
     paid_s: float | None = None  # By all readers since the last rewrite.
@@ -41,6 +42,7 @@ class Debt:
     pays_back_after_reads: float | None = None  # At the present number of delete files; None: it never does.
     due_at_ms: int | None = None  # When paid reaches cost if delete files go on growing as they do; None: not soon.
     whole: bool = True  # False: expiry has cut the ancestry, so readers have paid more than is seen.
+    counted: bool = True  # False: a writer left the number of delete files out of a summary.
 
     @property
     def known(self) -> bool:
@@ -54,26 +56,31 @@ class Debt:
         return self.paid_s is not None and self.cost_s is not None and self.paid_s >= self.cost_s and self.paid_s > 0
 
 
-def debt_of(history: TableHistory, runs: Sequence[PastRun], *, reads_per_hour: float, now_ms: int) -> Debt:
-    """The debt of a table from its history and its recorded rewrites (`runs`, in any order)."""
+def debt_of(
+    history: TableHistory, runs: Sequence[PastRun], *, reads_per_hour: float, now_ms: int, left: int = 0
+) -> Debt:
+    """The debt of a table from its history and its recorded rewrites, newest first.
+
+    `left` are delete files that the newest of them could not take away.
+    """
     head = history.head
-    delete_files = max(0, head.total("delete-files")) if head else 0
     since = since_rewrite(history)
-    slope, cost_s = _slope(runs), _cost_s(runs)
-    if head is None or slope is None or cost_s is None:
-        return Debt(delete_files, slope, cost_s, whole=since.whole)
     # Oldest first; the rewrite itself begins the first interval, for it may have left delete files.
     snapshots = [*([since.start] if since.start else []), *reversed(since.snapshots)]
-    ends = [*(s.timestamp_ms for s in snapshots[1:]), now_ms]
+    known = [s.figure("total-delete-files") for s in snapshots]
+    files = [max(0, n - left) for n in known if n is not None]
+    delete_files = files[-1] if files else 0
+    slope, cost_s = _slope(runs), _cost_s(runs)
+    if head is None or slope is None or cost_s is None or len(files) < len(snapshots):
+        return Debt(delete_files, slope, cost_s, whole=since.whole, counted=len(files) == len(snapshots))
+    from_ms = _paid_from_ms(since, runs, now_ms)
+    begins = [max(s.timestamp_ms, from_ms) for s in snapshots]
+    ends = [*begins[1:], now_ms]
     rate = reads_per_hour / _HOUR_MS * slope  # Seconds paid per millisecond and delete file.
-    file_ms = sum(
-        # A clock that jumped back makes a negative interval: nobody reads in it.
-        max(0, s.total("delete-files")) * max(0, end - s.timestamp_ms)
-        for s, end in zip(snapshots, ends, strict=True)
-    )
-    first = snapshots[0]
-    elapsed_ms = max(0, now_ms - first.timestamp_ms)
-    growth = max(0.0, (delete_files - first.total("delete-files")) / elapsed_ms) if elapsed_ms else 0.0
+    # A clock that jumped back makes a negative interval: nobody reads in it.
+    file_ms = sum(n * max(0, end - begin) for n, begin, end in zip(files, begins, ends, strict=True))
+    elapsed_ms = max(0, now_ms - begins[0])
+    growth = max(0.0, (delete_files - files[0]) / elapsed_ms) if elapsed_ms else 0.0
     extra_s = slope * delete_files
     paid_s = rate * file_ms
     wait_ms = _until(cost_s - paid_s, rate * delete_files, rate * growth)
@@ -89,18 +96,35 @@ def debt_of(history: TableHistory, runs: Sequence[PastRun], *, reads_per_hour: f
     )
 
 
+def _paid_from_ms(since: SinceRewrite, runs: Sequence[PastRun], now_ms: int) -> int:
+    """When the present debt begins, if not with a snapshot: at a run that left no snapshot to count from.
+
+    One that found nothing to do has moved none, and yet what was paid before it is settled: it would be due for ever.
+    """
+    if not runs or runs[0].at_ms > now_ms:  # A clock's error is no settlement.
+        return 0
+    return 0 if runs[0].changed and since.start is not None else runs[0].at_ms
+
+
 def _slope(runs: Sequence[PastRun]) -> float | None:
-    """Median of what each run saved a read for each delete file it met. Noise may show a loss: that is no saving."""
+    """Median of what each run saved a read for each delete file it met. Noise may show a loss: that is no saving.
+
+    Of runs that rewrote all that they planned: others met delete files that they left.
+    """
     found = [
         max(0.0, run.read_before_s - run.read_after_s) / run.delete_files
         for run in runs
-        if run.delete_files > 0 and run.read_before_s is not None and run.read_after_s is not None
+        if run.changed
+        and run.complete
+        and run.delete_files > 0
+        and run.read_before_s is not None
+        and run.read_after_s is not None
     ]
     return median(found) if len(found) >= RUNS_MIN else None
 
 
 def _cost_s(runs: Sequence[PastRun]) -> float | None:
-    found = [run.took_s + run.lost_s for run in runs if run.changed]
+    found = [run.took_s + run.lost_s for run in runs if run.changed and run.complete]
     return median(found) if len(found) >= RUNS_MIN else None
 
 

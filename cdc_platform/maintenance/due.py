@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.files import listing_of
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.maintenance.health import TableHealth, health_of
+from cdc_platform.maintenance.health import TableHealth, figures_of, health_of
 from cdc_platform.maintenance.policy import Decision, expiry_due, positions_due, rewrite_due
 from cdc_platform.maintenance.protection import Retention, keeping
 from cdc_platform.maintenance.runs import Operation, past_runs
@@ -21,7 +21,10 @@ BEGINNING = "beginning"
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A decision, and where the operation starts from: each run that ends well moves it (`maintenance/runs.py`)."""
+    """A decision, and where the operation starts from: each run that ends well moves it (`maintenance/runs.py`).
+
+    One that recorded what it made and failed does not: else it would have fresh attempts for ever.
+    """
 
     decision: Decision
     start: str
@@ -43,19 +46,27 @@ def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, no
             found = health(history) if history and _may_be_small(history, policy) else None
             decision = rewrite_due(history, found, policy, now_ms)
         case "rewrite_position_delete_files":
-            found = health(history) if history and history.head and history.head.total("position-deletes") else None
+            found = health(history) if history and _may_have_positions(history) else None
             decision = positions_due(history, found, policy, now_ms)
         case "expire_snapshots":
             decision = _expiry(history, policy, now_ms)
         case _:
             decision = Decision(False, f"{operation} is started by hand")
-    runs = past_runs(history.properties, operation) if history else ()
+    runs = [run for run in past_runs(history.properties, operation) if not run.failed] if history else []
     return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
 
 
 def _may_be_small(history: TableHistory, policy: Maintenance) -> bool:
-    """There are at least as many data files as small files start a rewrite; all of them may be small."""
-    return history.head is not None and history.head.total("data-files") >= policy.rewrite_small_files
+    """There are at least as many data files as small files start a rewrite: all of them may be small.
+
+    So it may be where a total is missing, and then the other figures are unknown, too.
+    """
+    figures = figures_of(history)
+    return history.head is not None and (figures is None or figures.data_files >= policy.rewrite_small_files)
+
+
+def _may_have_positions(history: TableHistory) -> bool:
+    return history.head is not None and history.head.figure("total-position-deletes") != 0
 
 
 def _expiry(history: TableHistory | None, policy: Maintenance, now_ms: int) -> Decision:

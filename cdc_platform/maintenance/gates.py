@@ -18,6 +18,7 @@ from cdc_platform.errors import ConfigError
 from cdc_platform.maintenance.runs import Operation
 
 Version = tuple[int, int, int]
+_TEXT_MAX = 200  # Characters; a longer text is no version.
 FORMATS = frozenset({1, 2, 3})  # That this release was tested against; a later one is refused.
 
 
@@ -114,18 +115,21 @@ GATES: tuple[Gate, ...] = (
 )
 
 
+# What may stand behind the numbers of a release: semver build metadata, Amazon's builds, "(commit ...)".
+_BUILD = re.compile(r"(-amzn-\d+(\.\d+)*)?(\+[-.\w]+)?(\s*\(.*\))?\s*", re.ASCII | re.IGNORECASE)
+
+
 def version_of(text: str) -> Version | None:
     """The numbers of a version such as `1.12.0` or `1.13.0-SNAPSHOT`; None when there are none.
 
-    A pre-release counts as the version before it: what its release fixes, it may not.
+    A pre-release counts as the version before it: what its release fixes, it may not. Whatever stands behind the
+    numbers makes one, unless it is known to mark a build of the release itself: there are too many words for it.
     """
-    found = re.match(r"\s*v?(\d+)\.(\d+)(?:\.(\d+))?([-.+~\w]*)", text)
-    if found is None:
+    found = re.match(r"\s*v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", text, re.ASCII | re.DOTALL)
+    if found is None or len(found[0]) > _TEXT_MAX:
         return None
     major, minor, patch = int(found[1]), int(found[2]), int(found[3] or 0)
-    if re.match(r"[-.](snapshot|rc|alpha|beta|m\d|pre)", found[4], re.IGNORECASE):
-        return (major, minor, patch - 1)
-    return (major, minor, patch)
+    return (major, minor, patch if _BUILD.fullmatch(found[4]) else patch - 1)
 
 
 def refusal(operation: Operation, facts: Facts, engine: Engine) -> str | None:

@@ -1,7 +1,7 @@
 """What state a table is in, from its metadata: figures, and nothing decided.
 
-Belongs here: the figures and how they follow from files and history. Does not: reading manifests (`lake/files.py`), limits
-and decisions (`maintenance/policy.py`).
+Belongs here: the figures and how they follow from files and history. Does not: reading manifests (`lake/files.py`),
+limits and decisions (`maintenance/policy.py`).
 Rules (Iceberg spec, "Scan Planning"): an equality delete applies to data files of a lower data sequence number in its
 partition, or in all when its spec is unpartitioned; a position delete to those of its own or a lower one that it
 names. A deletion vector is for one data file, and stands for all position deletes of it. A delete file that applies
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.files import FileListing, LiveFile, listing_of, reach_of
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.landing.position import HEARTBEAT
+from cdc_platform.maintenance.runs import since_rewrite
 
 _MB = 1024 * 1024
 _SMALL = 0.75  # Of the target size: below it, Iceberg's rewrite takes a file up (`min-file-size-bytes`).
@@ -94,13 +94,13 @@ class TableFigures:
 _TOTALS = ("data-files", "records", "files-size", "delete-files", "equality-deletes", "position-deletes")
 
 
-def figures_of(history: TableHistory, *, rewritten_through: int | None = None) -> TableFigures | None:
+def figures_of(history: TableHistory) -> TableFigures | None:
     """The head's figures by its summary; None without a snapshot, or when its writer left a total out.
 
     The specification makes totals optional: where one is missing, `health_of` counts.
     """
     head = history.head
-    if head is None or any(f"total-{name}" not in head.summary for name in _TOTALS):
+    if head is None or any(head.figure(f"total-{name}") is None for name in _TOTALS):
         return None
     return TableFigures(
         table=history.table,
@@ -112,26 +112,8 @@ def figures_of(history: TableHistory, *, rewritten_through: int | None = None) -
         deletes=head.total("equality-deletes") + head.total("position-deletes"),
         snapshots=len(history.snapshots),
         oldest_snapshot_ms=min(s.timestamp_ms for s in history.snapshots.values()),
-        commits_since_rewrite=commits_since_rewrite(history, rewritten_through=rewritten_through),
+        commits_since_rewrite=since_rewrite(history).commits,
     )
-
-
-def commits_since_rewrite(history: TableHistory, *, rewritten_through: int | None = None) -> int:
-    """Commits that changed rows since data files were last rewritten, or since the oldest parent that is left.
-
-    A rewrite is a `replace` that took data files away (one that took delete files alone is none, nor is one of
-    manifests), or a recorded run, `rewritten_through` the head that it left: it may have found nothing to do.
-    """
-    commits = 0
-    for snapshot in history.ancestry():
-        if snapshot.snapshot_id == rewritten_through:
-            break
-        if snapshot.operation == "replace":
-            if int(snapshot.summary.get("deleted-data-files", 0)) > 0:
-                break
-        elif HEARTBEAT not in snapshot.summary:
-            commits += 1
-    return commits
 
 
 def health_of(
@@ -140,7 +122,6 @@ def health_of(
     *,
     target_file_mb: int,
     history_bytes: int | None = None,
-    rewritten_through: int | None = None,
 ) -> TableHealth:
     """The figures of `listing`; `history` is of the same moment: its head is the listing's snapshot."""
     assert history.head_id == listing.snapshot_id, "files and history are of one load"
@@ -167,7 +148,7 @@ def health_of(
         dangling_delete_files=len(dangling(listing)),
         snapshots=len(history.snapshots),
         oldest_snapshot_ms=min(s.timestamp_ms for s in history.snapshots.values()),
-        commits_since_rewrite=commits_since_rewrite(history, rewritten_through=rewritten_through),
+        commits_since_rewrite=since_rewrite(history).commits,
         manifests=listing.manifests,
         manifest_bytes=listing.manifest_bytes,
         metadata_bytes=listing.metadata_bytes,
@@ -182,7 +163,6 @@ def table_health(
     target_file_mb: int,
     *,
     with_history: bool = False,
-    rewritten_through: int | None = None,
 ) -> TableHealth | None:
     """Read and calculate, with one load of the table; None when there is no such table, or it has no snapshot yet.
 
@@ -197,7 +177,6 @@ def table_health(
         history_of(table, loaded),
         target_file_mb=target_file_mb,
         history_bytes=reach_of(table, loaded).history_bytes if with_history else None,
-        rewritten_through=rewritten_through,
     )
 
 
@@ -205,9 +184,11 @@ def dangling(listing: FileListing) -> list[LiveFile]:
     """Delete files and vectors that apply to no live data file, so that readers plan with them for nothing.
 
     A position delete without bounds may name any file of its partition, and one with bounds any between them: it
-    dangles only when there is none. It also dangles where every file that it may name has a deletion vector, which
-    takes the place of position deletes (spec, "Scan Planning"). By scope and bounds alone: whether a row that a delete
-    names is still there is not in metadata. O(n log n) for n files.
+    dangles only when there is none. Of those, fewer may be found than there are: Spark writes one for several data
+    files where `write.delete.granularity` is `partition`, and a rewrite leaves data under its number. It also dangles
+    where every file that it may name has a deletion vector, which takes the place of position deletes (spec, "Scan
+    Planning"). By scope and bounds alone: whether a row that a delete names is still there is not in metadata.
+    O(n log n) for n files.
     """
     lowest = _Lowest(listing)
     return [f for f in listing.files if f.content != "data" and not lowest.applies(f)]

@@ -5,23 +5,34 @@ when to run (`maintenance/policy.py`), the statements (`maintenance/procedures.p
 Rules:
 - A dry run stops at the plan, and so does a run with nothing to do, which is recorded as one all the same.
 - A rewrite is a series of calls of at most a group each; each is a commit, so a run that is stopped keeps what it
-  finished. It takes what the plan saw, not what writers add meanwhile.
+  finished, records it as not complete, and raises what stopped it, unless that was its own time limit. It takes what
+  the plan saw, not what writers add meanwhile.
 - Each snapshot that a run made is compared with its own parent, whatever other writers committed in between: rows,
-  checksum, and row lineage on v3. At most `GROUPS_MAX` commits of a run, so at most twice as many reads.
+  checksum, and row lineage on v3. At most `GROUPS_MAX` calls of a run, a commit each, and another where deletes dangle.
 - A commit that another writer's was before is tried again by Iceberg itself, on metadata alone: the table is told to do
   so more often than by default, unless it says something of its own (`commit.retry.*`).
 - A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
   what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
-- Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store.
-- Files are removed as orphans only if the procedure and our own reading of every snapshot both say so.
+- Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store, and
+  so is what should have gone.
+- Files are removed as orphans only from a folder that no other table of the catalog has a part in, and only if the
+  procedure and our own reading of every snapshot both say so.
 """
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cdc_platform.errors import CommitUnknownError, ConfigError, ConflictError, InvariantError, UnavailableError
+from cdc_platform.errors import (
+    CdcError,
+    CommitUnknownError,
+    ConfigError,
+    ConflictError,
+    InvariantError,
+    LimitError,
+    UnavailableError,
+)
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.files import FileListing, Reach, live_files, normal_path, reachable
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
@@ -29,6 +40,8 @@ from cdc_platform.lake.spark import Spark
 from cdc_platform.maintenance.gates import Facts, require
 from cdc_platform.maintenance.health import TableHealth, table_health
 from cdc_platform.maintenance.plan import (
+    MB,
+    SMALL,
     ExpiryPlan,
     ManifestPlan,
     OrphanPlan,
@@ -42,12 +55,18 @@ from cdc_platform.maintenance.plan import (
 )
 from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
 from cdc_platform.maintenance.procedures import PATIENCE, Procedures
-from cdc_platform.maintenance.protection import Retention, keeping, swept
+from cdc_platform.maintenance.protection import Retention, keeping, neighbour, swept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.registry.maintenance import Maintenance
 
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
 _FILES_CHECKED_MAX = 2_000
+_PLACES = {  # Properties that name another folder for a table's files.
+    "write.data.path",
+    "write.metadata.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+}
 _DAY_MS = 86_400_000
 ORPHANS_MAX = 10_000  # Of one run.
 
@@ -72,11 +91,15 @@ class Effect:
     notes: tuple[str, ...] = ()
     removed_files: int = 0  # Expiry and orphans.
     checked_files: int = 0  # That remaining snapshots need, looked for on the store.
+    complete: bool = True  # False: planned files are left for the next run.
+    rewritten_bytes: int = 0  # Of the files that it replaced.
+    files_left: int = 0  # Planned to go with their snapshots, and still on the store: orphans from now on.
+    expired_snapshots: int = 0
 
     @property
     def changed(self) -> bool:
         """Whether it did anything."""
-        return bool(self.snapshot_ids or self.removed_files)
+        return bool(self.snapshot_ids or self.removed_files or self.expired_snapshots)
 
     def figures(self) -> dict[str, float]:
         """As numbers, under names that do not change, so that they plot."""
@@ -107,6 +130,9 @@ class Effect:
             "snapshots_made": float(len(self.snapshot_ids)),
             "removed_files": float(self.removed_files),
             "checked_files": float(self.checked_files),
+            "complete": float(self.complete),
+            "rewritten_bytes": float(self.rewritten_bytes),
+            "files_left": float(self.files_left),
         }
 
 
@@ -125,6 +151,7 @@ def maintain(
     run_id: str = "",
     say: Callable[[str], None] = _silent,
     clock: Callable[[], float] = time.time,
+    timer: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     procedures: type[Procedures] = Procedures,
 ) -> Effect | Plan:
@@ -133,7 +160,9 @@ def maintain(
     Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
     `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
     """
-    run = _Run(procedures(spark, lake.name, table), spark, lake, table, operation, policy, run_id, clock, sleep, say)
+    run = _Run(
+        procedures(spark, lake.name, table), spark, lake, table, operation, policy, run_id, clock, timer, sleep, say
+    )
     plan = run.gate_and_plan()
     if dry_run:
         return plan
@@ -151,19 +180,24 @@ class _Run:
     operation: Operation
     policy: Maintenance
     run_id: str
-    clock: Callable[[], float]
+    clock: Callable[[], float]  # The time of day, for ages and for the record.
+    timer: Callable[[], float]  # For durations: it is never set back.
     sleep: Callable[[float], None]
     say: Callable[[str], None]
     took_s: float = 0.0
     lost_s: float = 0.0
     conflicts: int = 0
+    written: int = 0  # Bytes of the files that it replaced.
+    broke: Exception | None = None  # After a commit of its own.
+    expired: int = 0
     removed: int = 0
     checked: int = 0
+    files_left: int = 0
     probes: dict[tuple[int, tuple[str, ...]], Probe] = field(default_factory=dict[tuple[int, tuple[str, ...]], Probe])
     notes: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self.began_s = self.clock()
+        self.began_s = self.timer()
 
     def gate_and_plan(self) -> Plan:
         """Refuse or plan. Asks the engine for its versions; reads metadata alone."""
@@ -210,75 +244,85 @@ class _Run:
     # What makes `replace` snapshots.
 
     def rewrite(self, plan: RewritePlan | PositionDeletePlan | ManifestPlan, before: TableHealth) -> Effect:
-        start = self.history()
-        head_id = _head_id(start)
-        read_before = self.probe(head_id, head_id)
-        made = list[int]()
+        head_id = _head_id(self.history())
+        read_before = self.probe(head_id)
+        made = list[Snapshot]()
         stopped: Exception | None = None
-        calls = plan.groups if isinstance(plan, RewritePlan) else 1
+        calls, calls_max = 0, plan.groups if isinstance(plan, RewritePlan) else 1
         todo: Plan = plan
-        while calls and not todo.is_empty:  # Bounded: each turn commits, is a conflict, or ends it.
+        # Bounded: each turn makes a call or is a conflict.
+        while calls < calls_max and not todo.is_empty and self.may_write_more():
             try:
                 fresh = self.one_call(todo)
             except ConflictError as error:
                 if self.conflicts >= self.policy.conflicts_max:
                     stopped = self.gave_up(error, bool(made))
                     break
-                pause_s = _pause_s(self.conflicts)
-                self.say(f"lost to another writer's commit ({_first_line(error)}); a new plan in {pause_s:.0f} s")
-                self.sleep(pause_s)
-                fresh = []
+                self.pause(error)
             except Exception as error:  # Whatever was committed before is proven all the same; then it is raised.
                 stopped = error
                 break
             else:
                 if not fresh:
+                    todo = rewrite_nothing(before.snapshot_id)
                     break
+                calls += 1
                 for snapshot in fresh:
                     self.prove(snapshot)
                     self.say(f"snapshot {snapshot.snapshot_id} holds the same rows as its parent {snapshot.parent_id}")
-                made += [s.snapshot_id for s in fresh]
-                calls -= 1
-            if calls:
-                todo = self.what_is_left(plan)
+                made += fresh
+                if self.broke is not None:
+                    stopped = self.broke
+                    break
+            todo = self.what_is_left(plan)
         if stopped is not None and not made:
             raise stopped
+        complete = stopped is None and (todo.is_empty or not isinstance(plan, RewritePlan))
+        after = self.health()
+        read_after = self.probe(made[-1].snapshot_id) if made else read_before
+        outcome = _told(before, after, made)
         if stopped is not None:
             self.notes.append(f"stopped before its end: {stopped}")
-        after = self.health()
-        read_after = self.probe(after.snapshot_id, after.snapshot_id) if made else read_before
-        outcome = _told(before, after, made)
-        effect = self.finish(plan, before, after, outcome, made=made, read_before=read_before, read_after=read_after)
-        if isinstance(stopped, ConflictError):
+            outcome = f"stopped before its end ({_what(stopped)}): {outcome}"
+        elif not complete:
+            outcome += "; more is left than one run may take"
+        reads = {"read_before": read_before, "read_after": read_after}
+        failed = stopped is not None and not isinstance(stopped, LimitError)
+        effect = self.finish(plan, before, after, outcome, made=made, complete=complete, failed=failed, **reads)
+        if stopped is not None and failed:
             raise stopped
         return effect
+
+    def may_write_more(self) -> bool:
+        """Whether another group fits into what one run may write; the first always does."""
+        return not self.written or self.written <= (self.policy.run_mb_max - self.policy.group_mb_max) * MB
+
+    def pause(self, error: ConflictError) -> None:
+        pause_s = _pause_s(self.conflicts)
+        self.say(f"lost to another writer's commit ({_first_line(error)}); a new plan in {pause_s:.0f} s")
+        self.sleep(pause_s)
 
     def one_call(self, plan: Plan) -> list[Snapshot]:
         """Call the procedure once; return the snapshots that it made, oldest first."""
         head_id = _head_id(self.history())
-        began = self.clock()
+        began = self.timer()
         try:
             with self.spark.within(self.seconds_left(), setting="run_time_max"):
                 claimed = self.call(plan)
-        except ConflictError as error:
+        except CdcError as error:
             made = self.made_since(head_id)
             if not made:
-                self.conflicts += 1
-                self.lost_s += self.clock() - began
-                raise
-            # The rewrite was committed; what came after it, the removal of dangling deletes, was not.
-            self.note(f"after the rewrite was committed: {_first_line(error)}; the next run takes what is left")
-            self.took_s += self.clock() - began
-            return made
-        except CommitUnknownError:
-            made = self.made_since(head_id)
-            if not made:
-                raise  # The server may still be at it: for a person, or the next run, to look again.
-            self.notes.append("the answer to a commit was lost; the table's history shows that it was made")
-            self.took_s += self.clock() - began
-            return made
-        self.took_s += self.clock() - began
+                if isinstance(error, ConflictError):
+                    self.conflicts += 1
+                    self.lost_s += self.timer() - began
+                raise  # After a CommitUnknownError the server may still be at it: the next run looks again.
+            # What came after the rewrite, the removal of dangling deletes, was not committed; or the answer was lost.
+            self.note(f"the rewrite was committed, and then: {_what(error)} ({_first_line(error)})")
+            self.broke = error if isinstance(error, InvariantError | UnavailableError) else None
+            claimed = 0
+        self.took_s += self.timer() - began
         made = self.made_since(head_id)
+        self.written += sum(map(_replaced_bytes, made))
         if claimed and not made:
             raise InvariantError(
                 f"{self.operation} says that it rewrote {claimed} files, but made no snapshot",
@@ -304,7 +348,7 @@ class _Run:
         """A new plan; empty when of the first plan's files none is left to write anew, so that no writer is chased."""
         again = self.plan(self.history(), self.listing())
         if isinstance(first, RewritePlan) and isinstance(again, RewritePlan) and not first.paths & again.paths:
-            return rewrite_nothing(again)
+            return rewrite_nothing(again.snapshot_id)
         return again
 
     def made_since(self, head_id: int) -> list[Snapshot]:
@@ -328,7 +372,8 @@ class _Run:
         """Raise InvariantError unless a snapshot holds its parent's rows."""
         if made.parent_id is None:
             return
-        before, after = (self.probe(i, made.snapshot_id) for i in (made.parent_id, made.snapshot_id))
+        pairs = ((made.parent_id, made.snapshot_id), (made.snapshot_id, made.parent_id))
+        before, after = (self.probe(one, beside=other) for one, other in pairs)
         newer = list[int]()
         for snapshot in self.history().ancestry():
             if snapshot.snapshot_id == made.snapshot_id:
@@ -340,8 +385,8 @@ class _Run:
         if after.left_out:
             self.note(f"not in the checksum, for they can't be hashed: {', '.join(after.left_out)}")
 
-    def probe(self, snapshot_id: int, as_of: int) -> Probe:
-        of = columns(self.lake, self.table, snapshot_id, as_of=as_of)
+    def probe(self, snapshot_id: int, beside: int | None = None) -> Probe:
+        of = columns(self.lake, self.table, snapshot_id, beside=beside)
         key = (snapshot_id, of.expressions)
         if key not in self.probes:
             self.probes[key] = probe(self.spark, self.lake, self.table, snapshot_id, of)
@@ -357,7 +402,7 @@ class _Run:
         ).with_traceback(error.__traceback__)
 
     def seconds_left(self) -> float:
-        return self.policy.run_time_max.total_seconds() - (self.clock() - self.began_s)
+        return self.policy.run_time_max.total_seconds() - (self.timer() - self.began_s)
 
     # Expiry.
 
@@ -379,33 +424,86 @@ class _Run:
         return plan
 
     def expire(self, plan: ExpiryPlan, before: TableHealth) -> Effect:
+        todo = plan
+        while True:  # Bounded by `conflicts_max`.
+            try:
+                return self.expire_once(todo, before)
+            except ConflictError as error:
+                self.conflicts += 1
+                if self.conflicts >= self.policy.conflicts_max:
+                    raise self.gave_up(error, some=False) from error
+                self.pause(error)
+            todo = self.plan_expiry(self.history())
+            if todo.is_empty:
+                return self.finish(todo, before, self.health(), "nothing is left to do: another expiry was first")
+
+    def expire_once(self, plan: ExpiryPlan, before: TableHealth) -> Effect:
         history = self.history()
+        self.require_free(plan, history)
         for ref in history.retention:
             if ref.name in plan.refs_renewed:
                 self.procedures.renew(ref)
-        began = self.clock()
+        began = self.timer()
         try:
             with self.spark.within(self.seconds_left(), setting="run_time_max"):
                 self.removed = self.procedures.expire_snapshots(plan.snapshot_ids)
-        except CommitUnknownError:
-            if set(plan.snapshot_ids) & self.history().snapshots.keys():
+        except (CommitUnknownError, InvariantError, LimitError) as error:
+            now = self.history()
+            if set(plan.snapshot_ids) & now.snapshots.keys():
+                self.require_free(plan, now)  # Another expiry, or a new tag, made the statement fail.
                 raise
-            self.notes.append("the answer was lost; the table's history shows that the snapshots are gone")
-        self.took_s = self.clock() - began
+            self.notes.append(f"the table's history shows that the snapshots are gone, although: {_what(error)}")
+        self.took_s += self.timer() - began
         self.require_expired(history, plan)
+        self.expired = len(plan.snapshot_ids)
+        self.look_for(plan)
         after = self.health()
         outcome = (
             f"{len(plan.snapshot_ids)} snapshots and {self.removed} data and delete files gone; "
             f"{len(plan.kept)} pins kept"
         )
+        if self.files_left:
+            outcome += f"; {self.files_left} files that were to go are still there"
         return self.finish(plan, before, after, outcome)
+
+    def require_free(self, plan: ExpiryPlan, history: TableHistory) -> None:
+        """Raise ConflictError when a planned snapshot is gone already, or somebody has pinned it since."""
+        planned = set(plan.snapshot_ids)
+        gone = planned - history.snapshots.keys()
+        kept = keeping(history, Retention.of(self.policy), now_ms=int(self.clock() * 1000))
+        if gone or planned & kept.ids:
+            what = "another expiry took" if gone else "a branch or tag has since pinned"
+            raise ConflictError(
+                f"{what} {len(gone or planned & kept.ids)} of the planned snapshots",
+                where=self.table,
+                action="Run it again: it plans anew",
+            )
+
+    def look_for(self, plan: ExpiryPlan) -> None:
+        """Count planned files that are still there: Iceberg only logs what it could not remove."""
+        if self.removed >= len(plan.files):
+            return
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        looked_for = plan.files[:_FILES_CHECKED_MAX]
+        self.files_left = sum(loaded.io.new_input(path).exists() for path in looked_for)
+        if len(plan.files) > len(looked_for):
+            self.note(f"of {len(plan.files)} files that were to go, {len(looked_for)} were looked for on the store")
+        elif not self.removed:
+            self.removed = len(plan.files) - self.files_left  # The answer was lost.
+        if self.files_left:
+            self.note(
+                f"{self.files_left} of {len(plan.files)} files that were to go are still on the store: no snapshot "
+                "leads to them any more, so only remove_orphan_files finds them"
+            )
 
     def require_expired(self, before: TableHistory, plan: ExpiryPlan) -> None:
         """Exactly the planned snapshots are gone, and what the others need is there."""
         after = self.history()
         gone = before.snapshots.keys() - after.snapshots.keys()
-        if gone != set(plan.snapshot_ids):
-            more, fewer = gone - set(plan.snapshot_ids), set(plan.snapshot_ids) - gone
+        kept = keeping(before, Retention.of(self.policy), now_ms=int(self.clock() * 1000))
+        more, fewer = (gone - set(plan.snapshot_ids)) & kept.ids, set(plan.snapshot_ids) - gone
+        if more or fewer:
             raise InvariantError(
                 f"{len(more)} snapshots are gone that were to stay ({_some(more)}), {len(fewer)} stayed that were "
                 f"to go ({_some(fewer)})",
@@ -445,6 +543,7 @@ class _Run:
     # Orphans.
 
     def plan_orphans(self) -> OrphanPlan:
+        self.require_own_folder()
         older_than_ms = int(self.clock() * 1000) - max(
             int(self.policy.orphans_min_age.total_seconds() * 1000), _DAY_MS + 60_000
         )
@@ -463,6 +562,24 @@ class _Run:
         sizes = [len(loaded.io.new_input(path)) for path in chosen[:_FILES_CHECKED_MAX]]
         return OrphanPlan(chosen, sum(sizes), older_than_ms, len(known))
 
+    def require_own_folder(self) -> None:
+        """Raise ConfigError when another table of the catalog may have files in this one's folder."""
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        places: dict[str, list[str]] = {}
+        for name in self.lake.tables():
+            other = None if name == self.table else self.lake.load(name)  # One that can't be read stops it here.
+            if other is not None:
+                places[name] = [other.location(), *(v for k, v in other.properties.items() if k in _PLACES)]
+        shared = neighbour(loaded.location(), places)
+        if shared is not None:
+            raise ConfigError(
+                f"table {shared} has files in the same folder, or in one above or below it ({places[shared][0]}): "
+                "remove_orphan_files would take them for orphans",
+                where=f"{self.table} at {loaded.location()}",
+                action="Move one of them to a folder of its own, or never remove orphan files here",
+            )
+
     def everything(self) -> frozenset[str]:
         """Every file that any of the table's snapshots or its metadata leads to."""
         loaded = self.lake.load(self.table)
@@ -476,12 +593,12 @@ class _Run:
     def remove_orphans(self, plan: OrphanPlan, before: TableHealth) -> Effect:
         loaded = self.lake.load(self.table)
         assert loaded is not None, "it was there a moment ago"
-        began = self.clock()
+        began = self.timer()
         with self.spark.within(self.seconds_left(), setting="run_time_max"):
             self.removed = self.procedures.remove_orphans(
                 plan.files, location=loaded.location(), older_than_ms=plan.older_than_ms
             )
-        self.took_s = self.clock() - began
+        self.took_s = self.timer() - began
         self.require_files(self.history())
         outcome = f"{self.removed} of {len(plan.files)} orphan files removed"
         return self.finish(plan, before, self.health(), outcome)
@@ -495,24 +612,30 @@ class _Run:
         after: TableHealth,
         outcome: str,
         *,
-        made: Sequence[int] = (),
+        made: Sequence[Snapshot] = (),
+        complete: bool = True,
+        failed: bool = False,
         read_before: Probe | None = None,
         read_after: Probe | None = None,
     ) -> Effect:
         """Record the run in the table and say what it was."""
         history = self.history()
+        # What others committed meanwhile is none of its work, nor what it left.
+        own_id = made[-1].snapshot_id if made else before.snapshot_id
         record = PastRun(
             at_ms=int(self.clock() * 1000),
-            snapshot_id=after.snapshot_id,
+            snapshot_id=own_id,
             took_s=self.took_s,
-            changed=bool(made or self.removed),
-            rewritten_bytes=_bytes(plan) if made else 0,
+            changed=bool(made or self.removed or self.expired),
+            rewritten_bytes=self.written,
             delete_files=before.delete_files,
             deletes=before.deletes,
             read_before_s=read_before.read_s if read_before else None,
             read_after_s=read_after.read_s if read_after else None,
             lost_s=self.lost_s,
-            small_files_left=after.small_files if self.operation == "rewrite_data_files" else None,
+            small_files_left=self.small_files(history, own_id) if self.operation == "rewrite_data_files" else None,
+            complete=complete,
+            failed=failed,
         )
         self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
@@ -520,7 +643,7 @@ class _Run:
             table=self.table,
             run_id=self.run_id,
             plan=plan,
-            snapshot_ids=tuple(made),
+            snapshot_ids=tuple(s.snapshot_id for s in made),
             before=before,
             after=after,
             probe_before=read_before,
@@ -532,6 +655,19 @@ class _Run:
             notes=tuple(self.notes),
             removed_files=self.removed,
             checked_files=self.checked,
+            complete=complete,
+            rewritten_bytes=self.written,
+            files_left=self.files_left,
+            expired_snapshots=self.expired,
+        )
+
+    def small_files(self, history: TableHistory, snapshot_id: int) -> int:
+        """Small data files that were there at a snapshot, and still are."""
+        snapshot, below = history.snapshots.get(snapshot_id), SMALL * self.policy.target_file_mb * MB
+        newest = None if snapshot is None else snapshot.sequence_number
+        return sum(
+            f.content == "data" and f.bytes < below and (newest is None or f.sequence_number <= newest)
+            for f in self.listing().files
         )
 
     def note(self, text: str) -> None:
@@ -567,9 +703,9 @@ class _Run:
         return UnavailableError("it has no snapshot yet", where=self.table, action="Wait for the initial load")
 
 
-def rewrite_nothing(plan: RewritePlan) -> RewritePlan:
-    """The same moment, with nothing to do."""
-    return RewritePlan(plan.snapshot_id, 0, 0, 0, 0, 0, 0, 0, None)
+def rewrite_nothing(snapshot_id: int) -> RewritePlan:
+    """A plan with nothing to do."""
+    return RewritePlan(snapshot_id, 0, 0, 0, 0, 0, 0, 0, None)
 
 
 def _head_id(history: TableHistory) -> int:
@@ -577,7 +713,7 @@ def _head_id(history: TableHistory) -> int:
     return history.head_id
 
 
-def _told(before: TableHealth, after: TableHealth, made: Sequence[int]) -> str:
+def _told(before: TableHealth, after: TableHealth, made: Sequence[Snapshot]) -> str:
     if not made:
         return "nothing to rewrite; no snapshot was made"
     return (
@@ -601,9 +737,13 @@ def _first_line(error: Exception) -> str:
     return named.rpartition("Exception: ")[2][:120]
 
 
-def _bytes(plan: Plan) -> int:
-    found: Mapping[str, float] = plan.figures()
-    return int(found.get("data_bytes", found.get("delete_bytes", found.get("manifest_bytes", 0))))
+def _replaced_bytes(snapshot: Snapshot) -> int:
+    """Of the files that a snapshot took away; of manifests, which a summary gives no size of, none."""
+    return int(snapshot.summary.get("removed-files-size", 0))
+
+
+def _what(error: Exception) -> str:
+    return error.what if isinstance(error, CdcError) else type(error).__name__
 
 
 def _some(ids: set[int]) -> str:

@@ -3,9 +3,10 @@
 Belongs here: plans as plain values, and how they follow from files, history and past runs. Does not: whether it is due
 (`maintenance/policy.py`), or carrying it out (`maintenance/maintain.py`).
 An estimate comes from this table's own past runs; before there are any it is None: unknown, never a guess.
-Rules: `rewrite_data_files` takes a data file to which a delete applies, and one outside 0.75 to 1.8 times the target
-size when there are two or more in its partition (Iceberg 1.12.0, `SizeBasedFileRewritePlanner`). Which deletes apply:
-Iceberg spec, "Scan Planning".
+Rules (Iceberg 1.12.0): `rewrite_data_files` takes a data file to which a delete applies, and one outside 0.75 to 1.8
+times the target size when there are two or more together in a partition, or when they hold more than 1.8 times the
+target (`SizeBasedFileRewritePlanner`, `BinPackRewriteFilePlanner`); files of older partition specs count as one
+partition. The same call removes delete files that apply to nothing. Which deletes apply: Iceberg spec, "Scan Planning".
 Units: `*_s` seconds, `*_bytes` bytes.
 """
 
@@ -23,14 +24,13 @@ from cdc_platform.maintenance.protection import Keeping, Kept
 from cdc_platform.maintenance.runs import PastRun
 
 MB = 1 << 20
-GROUPS_MAX = (
-    10  # Of one run: each is a commit, and each commit is read before and after it (`maintenance/maintain.py`).
-)
+GROUPS_MAX = 10  # Calls of one run: each commit of theirs is read before and after it (`maintenance/maintain.py`).
 SMALL, LARGE = 0.75, 1.8  # Times the target size: Iceberg's own bounds.
 # Heap that a running task holds for an equality-delete key: 210 bytes for a long, 260 for a text of 36 characters (live
 # objects while 1 M keys were applied, Iceberg 1.12.0, 2026-11; docs/maintenance.md).
 KEY_BYTES = 260
 _LISTED_MAX = 20
+_ADDED_MEANWHILE = 1_000  # Files: a commit a second for a quarter of an hour.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RewritePlan:
     delete_files: int
     deletes: int
     dangling_delete_files: int
-    groups: int  # File groups, each at most `group_mb_max`; one or more commits.
+    groups: int  # Calls, at most: each takes a file group of at most `group_mb_max`, and is one commit or more.
     memory_bytes: int  # That one running task must hold for equality deletes; Spark runs one a core.
     estimated_s: float | None
     files_per_call: int = 0  # So many, whichever Iceberg picks, are no more than a group.
@@ -57,17 +57,20 @@ class RewritePlan:
     def lines(self) -> tuple[str, ...]:
         """For people."""
         return (
-            f"{_n(self.data_files, 'data file')} of {_size(self.data_bytes)} to write anew, in "
-            f"{_n(self.groups, 'commit')}",
+            f"{_n(self.data_files, 'data file')} of {_size(self.data_bytes)} to write anew, in at most "
+            f"{_n(self.groups, 'call')}",
             f"{_n(self.delete_files, 'delete file')} with {self.deletes:,} deletes apply to them; "
-            f"{self.dangling_delete_files} more apply to nothing",
+            f"{self.dangling_delete_files} more apply to nothing and go as well",
             f"memory for equality deletes: {_size(self.memory_bytes)} for each task that runs",
             _time(self.estimated_s),
         )
 
     def figures(self) -> dict[str, float]:
         """As numbers, under names that do not change."""
-        return _figures(self, "data_files data_bytes delete_files deletes dangling_delete_files groups memory_bytes")
+        return _figures(
+            self,
+            "data_files data_bytes delete_files deletes dangling_delete_files groups memory_bytes",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +216,23 @@ def rewrite_plan(
     chosen = [f for f in data if reach.reaches(f)]
     odd = defaultdict[Any, list[LiveFile]](list)
     taken = {f.path for f in chosen}
-    together = {(f.spec_id, f.partition) for f in chosen}
+    together = {_place(listing, f) for f in chosen}
     for file in data:
         if file.path not in taken and not SMALL * target_mb * MB <= file.bytes <= LARGE * target_mb * MB:
-            odd[file.spec_id, file.partition].append(file)
+            odd[_place(listing, file)].append(file)
     for where, files in odd.items():
-        chosen += files if len(files) > 1 or where in together else []
-    apart = {id(d) for d in dangling(listing)}
+        much = sum(f.bytes for f in files) > LARGE * target_mb * MB
+        chosen += files if len(files) > 1 or much or where in together else []
+    loose = dangling(listing)
+    apart = {id(d) for d in loose}
     applying = [d for d in deletes if id(d) not in apart]
     sizes = sorted((f.bytes for f in chosen), reverse=True)
-    run_bytes = min(run_mb_max, GROUPS_MAX * group_mb_max) * MB
-    groups = math.ceil(min(sum(sizes), run_bytes) / (group_mb_max * MB)) if sizes else int(len(applying) < len(deletes))
+    files_per_call = _fitting(sizes, group_mb_max * MB)
+    # A call takes so many files whatever their size, so that many small ones beside a large one make many calls.
+    a_call = files_per_call * sum(sizes) / len(sizes) if sizes else 0.0
+    planned_bytes = min(sum(sizes), run_mb_max * MB)
+    groups = min(GROUPS_MAX, math.ceil(planned_bytes / a_call)) if a_call else 0
     keys = sum(d.records for d in applying if d.content == "equality_deletes")
-    planned_bytes = min(sum(sizes), run_bytes)
     return RewritePlan(
         snapshot_id=listing.snapshot_id,
         data_files=len(chosen),
@@ -233,12 +240,17 @@ def rewrite_plan(
         delete_files=len(applying),
         deletes=sum(d.records for d in applying),
         dangling_delete_files=len(deletes) - len(applying),
-        groups=groups,
+        groups=groups or int(bool(chosen or loose)),
         memory_bytes=keys * KEY_BYTES,
-        estimated_s=estimate(past, planned_bytes),
-        files_per_call=_fitting(sizes, group_mb_max * MB),
+        estimated_s=estimate(past, min(planned_bytes, math.ceil(groups * a_call))),
+        files_per_call=files_per_call,
         paths=frozenset(f.path for f in chosen),
     )
+
+
+def _place(listing: FileListing, file: LiveFile) -> Any:
+    """Files of one place are rewritten together: a partition, or whatever was written under older specs."""
+    return file.partition if listing.spec_id in {None, file.spec_id} else ()
 
 
 def position_delete_plan(listing: FileListing, past: Sequence[PastRun]) -> PositionDeletePlan:
@@ -329,14 +341,19 @@ class _Reach:
 
 
 def _fitting(sizes: Sequence[int], bytes_max: int) -> int:
-    """How many of the largest files fit; at least two, for one file alone is not merged."""
+    """How many of the largest files fit; at least two, for one file alone is not merged.
+
+    Where all fit there is room for those that a writer adds between the plan and the call: Iceberg takes whichever files
+    it likes, and an old one that it leaves out keeps every delete since alive (a soak had 151 delete files beside 18
+    data files after a rewrite, 2026-12).
+    """
     total, fitting = 0, 0
     for size in sizes:  # Largest first: so many others are no more.
         total += size
         if total > bytes_max:
-            break
+            return max(2, fitting)
         fitting += 1
-    return max(2, fitting)
+    return max(2, 2 * fitting + _ADDED_MEANWHILE)
 
 
 def _figures(plan: Any, names: str) -> dict[str, float]:

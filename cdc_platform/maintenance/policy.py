@@ -4,7 +4,8 @@ Belongs here: decisions with their reasons, from history, health, policy and the
 attempts and back-off after failures (`orchestration/attempts.py`), what a run does (`maintenance/plan.py`).
 A reason reads as a sensor's skip reason: what was measured, the threshold, what makes it run. Figures that nobody
 measured are said to be unknown and start nothing.
-What a run could not take away starts no other: its figure counts from what the newest run left (`_left`).
+What a run could not take away starts no other: its figure counts from what the newest run left (`_left`). What came
+while it ran was not left by it; what it planned and did not take is taken up by the next.
 Units: `*_ms` UTC milliseconds.
 """
 
@@ -82,16 +83,21 @@ class _Trigger:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files of the head: from its health if that was read, else from its summary."""
+    """Files of a snapshot: of the head from its health if that was read, else from its summary. None: unknown."""
 
-    delete_files: int
-    deletes: int
-    data_records: int
+    delete_files: int | None
+    deletes: int | None
+    data_records: int | None
     small_files: int | None
 
     @property
-    def delete_ratio(self) -> float:
+    def delete_ratio(self) -> float | None:
+        if self.deletes is None or self.data_records is None:
+            return None
         return self.deletes / self.data_records if self.data_records else 0.0
+
+
+_NOTHING = _Files(0, 0, 0, 0)
 
 
 def quiet(policy: Maintenance, now_ms: int) -> int | None:
@@ -116,40 +122,37 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_data_files")
     since = since_rewrite(history)
-    files, left = _files(history, history.head, health), _left(runs, since.start, policy)
-    triggers = [
-        _Trigger(
-            "rewrite_after_commits",
-            since.commits,
-            policy.rewrite_after_commits,
-            "commits",
-            f" since {since.named}",
-            at_least=not since.whole,
-        ),
-        _beyond(
-            "rewrite_delete_files", files.delete_files, left.delete_files, policy.rewrite_delete_files, "delete files"
-        ),
-        _beyond(
-            "rewrite_delete_ratio",
-            files.delete_ratio,
-            left.delete_ratio,
-            policy.rewrite_delete_ratio,
-            "deletes for each data record",
-        ),
-        _beyond(
-            "rewrite_small_files", files.small_files, left.small_files or 0, policy.rewrite_small_files, "small files"
-        ),
+    files, left = _files(history, history.head, health), _left(runs, since.start)
+    debt = debt_of(history, runs, reads_per_hour=policy.reads_per_hour, now_ms=now_ms, left=left.delete_files or 0)
+    by_model = policy.rewrite_by == "model" and debt.known
+    times, told = (policy.alarm_at, " (whatever the model says)") if by_model else (1, "")
+    counted = _Trigger(
+        "rewrite_after_commits",
+        since.commits,
+        times * policy.rewrite_after_commits,
+        "commits",
+        f" since {since.named}",
+        at_least=not since.whole,
+    )
+    figured = [
+        ("rewrite_delete_files", files.delete_files, left.delete_files, "delete files"),
+        ("rewrite_delete_ratio", files.delete_ratio, left.delete_ratio, "deletes for each data record"),
+        ("rewrite_small_files", files.small_files, left.small_files, "small files"),
     ]
-    debt = debt_of(history, runs, reads_per_hour=policy.reads_per_hour, now_ms=now_ms)
-    if policy.rewrite_by == "model" and debt.known:
-        triggers = [_alarm(trigger, policy) for trigger in triggers]
-    figures = {
-        "commits": float(since.commits),
-        "delete_files": float(files.delete_files),
+    triggers = [counted] + [
+        _beyond(key, measured, now_left or 0, times * getattr(policy, key), what)
+        for key, measured, now_left, what in figured
+    ]
+    triggers = [replace(trigger, told=trigger.told + told) for trigger in triggers]
+    if _goes_on(runs, since.start):
+        triggers.append(_Trigger("min_interval", 1, 1, "runs", " was cut short, and what it planned is not all taken"))
+    measured = {
+        "commits": since.commits,
+        "delete_files": files.delete_files,
         "delete_ratio": files.delete_ratio,
-    } | _debt_figures(debt)
-    if files.small_files is not None:
-        figures["small_files"] = float(files.small_files)
+        "small_files": files.small_files,
+    }
+    figures = {name: float(value) for name, value in measured.items() if value is not None} | _debt_figures(debt)
     return _decided("rewrite_data_files", triggers, runs=runs, policy=policy, now_ms=now_ms, figures=figures, debt=debt)
 
 
@@ -165,9 +168,7 @@ def positions_due(
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_position_delete_files")
     measured = _position_files(history, history.head, health)
-    left = 0
-    if runs and not runs[0].changed and not _rewritten_after(history, runs[0].snapshot_id):
-        left = runs[0].delete_files
+    left = _positions_left(history, runs)
     trigger = _beyond("positions_after_files", measured, left, policy.positions_after_files, "position-delete files")
     figures = {} if measured is None else {"position_delete_files": float(measured)}
     return _decided(
@@ -299,11 +300,6 @@ def _beyond(key: str, measured: float | None, left: float, threshold: float, wha
     return _Trigger(key, measured, left + threshold, what, f" ({_figure(left)} were left by the last run)")
 
 
-def _alarm(trigger: _Trigger, policy: Maintenance) -> _Trigger:
-    told = f"{trigger.told} (whatever the model says)"
-    return replace(trigger, threshold=trigger.threshold * policy.alarm_at, told=told)
-
-
 # ---- What is measured -------------------------------------------------------------------------------------
 
 
@@ -314,17 +310,36 @@ def _files(history: TableHistory, head: Snapshot, health: TableHealth | None) ->
         small = health.small_files
     if health is not None and health.snapshot_id == head.snapshot_id:
         return _Files(health.delete_files, health.deletes, health.data_records, small)
-    deletes = head.total("equality-deletes") + head.total("position-deletes")  # Those of deletion vectors, too.
-    return _Files(head.total("delete-files"), deletes, head.total("records"), small)
+    return _Files(head.figure("total-delete-files"), _deletes(head), head.figure("total-records"), small)
+
+
+def _deletes(snapshot: Snapshot) -> int | None:
+    """By its summary; those of deletion vectors are position deletes, too."""
+    equality, positions = (snapshot.figure(f"total-{kind}-deletes") for kind in ("equality", "position"))
+    return None if equality is None or positions is None else equality + positions
 
 
 def _position_files(history: TableHistory, head: Snapshot, health: TableHealth | None) -> int | None:
     if health is not None and health.snapshot_id == head.snapshot_id:
         return health.position_delete_files
-    if not head.total("position-deletes"):
+    if head.figure("total-position-deletes") == 0:
         return 0
     vectors = any("added-dvs" in snapshot.summary for snapshot in history.ancestry())
-    return None if vectors or head.total("equality-deletes") else head.total("delete-files")
+    known = not vectors and head.figure("total-equality-deletes") == 0 and head.figure("total-position-deletes")
+    return head.figure("total-delete-files") if known else None
+
+
+def _positions_left(history: TableHistory, runs: Sequence[PastRun]) -> int:
+    """Position-delete files that the newest run left, or wrote itself: one for each data file may be the fewest."""
+    if not runs or _rewritten_after(history, runs[0].snapshot_id):
+        return 0
+    if not runs[0].changed:
+        return runs[0].delete_files
+    if not runs[0].complete:
+        return 0
+    made = history.snapshots[runs[0].snapshot_id]
+    wrote = made.figure("added-position-delete-files") or made.figure("added-delete-files")
+    return min(wrote or 0, runs[0].delete_files)
 
 
 def _rewritten_after(history: TableHistory, snapshot_id: int) -> bool:
@@ -333,24 +348,40 @@ def _rewritten_after(history: TableHistory, snapshot_id: int) -> bool:
     return any(map(rewrote, after)) or len(after) == sum(1 for _ in history.ancestry())
 
 
-def _left(runs: Sequence[PastRun], start: Snapshot | None, policy: Maintenance) -> _Files:
-    """What the newest rewrite left because it can't take it, or nothing if it was cut short and the next goes on."""
-    nothing = _Files(0, 0, 0, 0)
+def _left(runs: Sequence[PastRun], start: Snapshot | None) -> _Files:
+    """What the newest rewrite left because it can't take it; nothing if it was cut short, for the next goes on.
+
+    What its last snapshot says, and no more than there was before it: the rest came while it ran.
+    """
     if not runs or start is None or start.snapshot_id != runs[0].snapshot_id:  # A rewrite that nobody recorded.
-        return nothing
-    if runs[0].changed and _cut_short(runs[0], policy):
-        return nothing
-    small = runs[0].small_files_left
-    if small is None:  # A run that found nothing to do has left all data files as they are.
-        small = 0 if runs[0].changed else start.total("data-files")
-    deletes = start.total("equality-deletes") + start.total("position-deletes")
-    return _Files(start.total("delete-files"), deletes, start.total("records"), small)
+        return _NOTHING
+    run = runs[0]
+    if run.changed and not run.complete:
+        return _NOTHING
+    delete_files, deletes = start.figure("total-delete-files"), _deletes(start)
+    return _Files(
+        min(run.delete_files if delete_files is None else delete_files, run.delete_files),
+        min(run.deletes if deletes is None else deletes, run.deletes),
+        start.figure("total-records"),
+        _small_left(run, start),
+    )
 
 
-def _cut_short(run: PastRun, policy: Maintenance) -> bool:
-    """It reached a bound of a run: bytes (within the group that was not begun any more) or time."""
-    within = (policy.run_mb_max - policy.group_mb_max) << 20
-    return run.rewritten_bytes >= within or run.took_s >= policy.run_time_max.total_seconds()
+def _small_left(run: PastRun, start: Snapshot) -> int:
+    if run.small_files_left is None:  # A run that found nothing to do has left all data files as they are.
+        return 0 if run.changed else start.total("data-files")
+    there = start.figure("total-data-files")
+    return run.small_files_left if there is None else min(run.small_files_left, there)
+
+
+def _goes_on(runs: Sequence[PastRun], start: Snapshot | None) -> bool:
+    """The newest run was cut short at a bound, and nothing was rewritten after it.
+
+    One that changed nothing has shown that it can't; one that failed is tried again if a figure says so.
+    """
+    if not runs or start is None or start.snapshot_id != runs[0].snapshot_id:
+        return False
+    return runs[0].changed and not runs[0].complete and not runs[0].failed
 
 
 # ---- In words and figures ---------------------------------------------------------------------------------
@@ -370,6 +401,8 @@ def _debt_figures(debt: Debt) -> dict[str, float]:
 
 def _debt_text(debt: Debt) -> str:
     if debt.paid_s is None or debt.cost_s is None or debt.extra_s_per_read is None:
+        if not debt.counted:
+            return "what readers pay is unknown while a writer leaves total-delete-files out of its summaries"
         return f"what readers pay is unknown until {RUNS_MIN} rewrites of delete files are recorded"
     least = "" if debt.whole else "at least "
     text = f"readers have paid {least}{_figure(debt.paid_s)} s of the {_figure(debt.cost_s)} s that a rewrite costs"

@@ -26,8 +26,9 @@ Measured with Spark 4.1.4 and Iceberg 1.12.0, 2026-11:
 - Interrupted, the server stops within its running jobs, commits nothing more and removes what it wrote. A client
   that is killed (SIGKILL, SIGTERM without a handler) does not interrupt: the server goes on and commits.
 - `expire_snapshots` with `snapshot_ids` and `older_than` at the epoch takes exactly those, though `retain_last` says
-  otherwise; an id that is gone already is no error; one that a ref points to is ("Still referenced by refs"). It also
-  drops refs past their own declared age.
+  otherwise; an id that was gone before is no error; two expiries at once are ("arraySize cannot be negative"), and so
+  is an id that a ref points to ("Still referenced by refs"). It also drops refs past their own declared age. A file
+  that could not be removed is in the server's log alone.
 - `rewrite_manifests` keeps row lineage on v3. `rewrite_position_delete_files` does nothing on deletion vectors.
 - `remove_orphan_files`: paths are compared without scheme `file:` against `file:///`, so files of Java and Python are
   both known; names that begin with `_` or `.` are not looked at; below 24 h it refuses. `file_list_view` is compared by
@@ -65,7 +66,7 @@ class Procedures:
         return Engine(str(said["i"]), str(said["s"]).partition(" ")[0])
 
     def rewrite_data_files(self, *, files_max: int, group_mb_max: int, target_mb: int) -> int:
-        """Rewrite at most so many files, in one commit; return how many were."""
+        """Rewrite at most so many files, in one commit, and another for dangling deletes; return how many were."""
         answer = self._call(
             "rewrite_data_files",
             options={

@@ -1,7 +1,7 @@
 """Which snapshots of a table must stay, and for whom.
 
-Belongs here: the rules, from history and policy alone. Does not: which files go with the others
-(`maintenance/plan.py`), expiring (`maintenance/procedures.py`).
+Belongs here: the rules, from history and policy alone, and whose files lie in a table's folder. Does not: which files
+go with the others (`maintenance/plan.py`), expiring (`maintenance/procedures.py`).
 Rules:
 - A branch keeps its newest snapshots by count and by age: by what it declares itself, else by the policy. Its head and
   every tag stay, unless the ref's own declared age is over and no `keep_refs` pattern names it.
@@ -13,12 +13,13 @@ Rules:
   no longer holds (Iceberg 1.12.0, `RemoveSnapshots`): `swept` says which, so that nothing goes that was not planned.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Self
 
 from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT
+from cdc_platform.lake.files import normal_path
 from cdc_platform.lake.snapshot import Ref, Snapshot, TableHistory
 from cdc_platform.landing.position import POSITION_TAG, landed
 from cdc_platform.registry.maintenance import Maintenance
@@ -109,6 +110,19 @@ def swept(history: TableHistory, *, now_ms: int) -> frozenset[int]:
             if not ended:
                 retained.add(snapshot.snapshot_id)
     return frozenset(led_to - retained)
+
+
+def neighbour(location: str, places: Mapping[str, Iterable[str]]) -> str | None:
+    """A table that has a place equal to this location, above or below it: whose files are in the folder is unsure."""
+    own = _folder(location)
+    for table, theirs in places.items():
+        if any(own.startswith(other) or other.startswith(own) for other in map(_folder, theirs)):
+            return table
+    return None
+
+
+def _folder(path: str) -> str:
+    return normal_path(path).rstrip("/") + "/"
 
 
 def _pins(

@@ -4,13 +4,15 @@ Belongs here: the record of a run, its place in a table property, and how far ba
 making runs (`maintenance/maintain.py`), or learning from them (`maintenance/debt.py`).
 The newest runs of an operation stand in the property `cdc.maintenance.<operation>` as JSON, newest first: the table is
 the state, so a schedule that lost its memory goes on where it was. Lost, it costs one run too early.
+Rules: each record is read by itself, so one that can't be read costs itself alone; what is written can be read.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.landing.position import HEARTBEAT
@@ -26,16 +28,18 @@ PROPERTY = "cdc.maintenance."  # Followed by the operation.
 RUNS_KEPT_MAX = 10
 _TEXT_MAX = 64 * 1024  # Characters; ten runs are 3,000. A longer text is not ours.
 _DIGITS = 3  # After the point of seconds.
-_Count = Annotated[int, Field(ge=0)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_COUNT_MAX = 2**63 - 1
+_SECONDS_MAX = 366 * 86_400.0  # Longer is a clock's error.
+_Count = Annotated[int, Field(ge=0, le=_COUNT_MAX)]
+_Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One run that ended well, with or without something to do."""
+    """One run that got as far as its record, with or without something to do."""
 
     at_ms: _Count  # Its end, UTC.
-    snapshot_id: int  # Head after it.
+    snapshot_id: int  # The last that it made itself, or the head at its start: what came later is none of its work.
     took_s: _Seconds
     changed: bool  # False: it found nothing to do.
     rewritten_bytes: _Count = 0
@@ -45,9 +49,19 @@ class PastRun:
     read_after_s: _Seconds | None = None
     lost_s: _Seconds = 0.0  # Work thrown away to conflicts.
     small_files_left: _Count | None = None  # After it; None when nobody counted.
+    complete: bool = True  # False: it was cut short, by a limit or a conflict, with planned files not taken.
+    failed: bool = False  # It ended with an error all the same: it is no progress, and the next run is a retry.
+
+
+def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> PastRun | None:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
 
 
 _RUNS = TypeAdapter(tuple[PastRun, ...])
+_READABLE = TypeAdapter(tuple[Annotated[PastRun | None, WrapValidator(_or_none)], ...])
 
 
 def past_runs(properties: Mapping[str, str], operation: Operation) -> tuple[PastRun, ...]:
@@ -56,33 +70,53 @@ def past_runs(properties: Mapping[str, str], operation: Operation) -> tuple[Past
     if len(text) > _TEXT_MAX:
         return ()
     try:
-        return _RUNS.validate_json(text, strict=True)[:RUNS_KEPT_MAX]
+        found = _READABLE.validate_json(text, strict=True)
     except ValidationError:
         return ()
+    return tuple(run for run in found if run is not None)[:RUNS_KEPT_MAX]
 
 
 def with_run(properties: Mapping[str, str], operation: Operation, run: PastRun) -> tuple[str, str]:
-    """The property and its new value: `run`, then those recorded before it."""
-    kept = (_rounded(run), *past_runs(properties, operation))[:RUNS_KEPT_MAX]
-    return PROPERTY + operation, _RUNS.dump_json(kept, exclude_defaults=True).decode()
+    """The property and its new value: `run`, then those recorded before it.
+
+    Of too many, the oldest that changed nothing goes first: what a table has learnt of its rewrites stays.
+    """
+    kept = [_readable(run), *past_runs(properties, operation)]
+    while len(kept) > RUNS_KEPT_MAX:  # Bounded: each turn takes one away.
+        kept.pop(next((n for n in reversed(range(1, len(kept))) if not kept[n].changed), -1))
+    return PROPERTY + operation, _RUNS.dump_json(tuple(kept), exclude_defaults=True).decode()
 
 
-def _rounded(run: PastRun) -> PastRun:
-    def short(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds, _DIGITS)
+def _readable(run: PastRun) -> PastRun:
+    """The run with figures that `past_runs` can read: a clock that was set meanwhile makes others."""
+
+    def seconds(value: float) -> float:
+        return round(min(max(value, 0.0), _SECONDS_MAX), _DIGITS) if math.isfinite(value) else 0.0
+
+    def measured(value: float | None) -> float | None:
+        sound = value is not None and 0 <= value <= _SECONDS_MAX
+        return round(value, _DIGITS) if value is not None and sound else None
+
+    def count(value: int) -> int:
+        return min(max(value, 0), _COUNT_MAX)
 
     return replace(
         run,
-        took_s=round(run.took_s, _DIGITS),
-        read_before_s=short(run.read_before_s),
-        read_after_s=short(run.read_after_s),
-        lost_s=round(run.lost_s, _DIGITS),
+        at_ms=count(run.at_ms),
+        took_s=seconds(run.took_s),
+        rewritten_bytes=count(run.rewritten_bytes),
+        delete_files=count(run.delete_files),
+        deletes=count(run.deletes),
+        read_before_s=measured(run.read_before_s),
+        read_after_s=measured(run.read_after_s),
+        lost_s=seconds(run.lost_s),
+        small_files_left=None if run.small_files_left is None else count(run.small_files_left),
     )
 
 
 def rewrote(snapshot: Snapshot) -> bool:
     """Data files were written anew; a `replace` of delete files or manifests alone is none."""
-    return snapshot.operation == "replace" and int(snapshot.summary.get("deleted-data-files", 0)) > 0
+    return snapshot.operation == "replace" and (snapshot.figure("deleted-data-files") or 0) > 0
 
 
 def counts(snapshot: Snapshot) -> bool:
@@ -95,7 +129,7 @@ class SinceRewrite:
     """A table since its data files were last rewritten."""
 
     snapshots: tuple[Snapshot, ...]  # Newest first, without `start`.
-    start: Snapshot | None  # The rewrite, or the head after the last run. None: it is not in the ancestry any more.
+    start: Snapshot | None  # The rewrite, or where the last run left off. None: it is not in the ancestry any more.
     whole: bool  # False: expiry has cut the ancestry, so there was more than is seen.
 
     @property
@@ -112,7 +146,7 @@ class SinceRewrite:
 
 
 def since_rewrite(history: TableHistory) -> SinceRewrite:
-    """Walk back to the newest rewrite of data files, or to the head after the newest run, which may have made none."""
+    """Walk back to the newest rewrite of data files, or to where the newest run left off, which may have made none."""
     runs = past_runs(history.properties, "rewrite_data_files")
     run_head = runs[0].snapshot_id if runs else None
     walked: list[Snapshot] = []

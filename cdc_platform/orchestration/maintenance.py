@@ -7,7 +7,7 @@ compaction must not make a dead stream look fresh; the table gets an observation
 materialization. All writers of a table share its pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cdc_platform.maintenance.maintain import Effect, Plan
 
 GROUP = "maintenance"
+_INTEGER_MAX = 1 << 31
 PROOF_WITHIN_S = 3600  # Beyond `run_time_max`, which bounds the procedure: a run also reads the table to prove itself.
 _BOTH: tuple[Stage, ...] = ("landing", "curated")
 
@@ -181,24 +182,35 @@ def _asset(upkeep: Upkeep, stage: Stage, name: str, table: Table) -> dg.AssetsDe
 
 def plan_metadata(plan: "Plan") -> dict[str, Any]:
     """What a dry run shows."""
-    return {"outcome": "dry run: nothing was changed", "plan": dg.MetadataValue.md(_bullets(plan.lines()))} | {
-        label: value for label, value in plan.figures().items() if value is not None
-    }
+    words = {"outcome": "dry run: nothing was changed", "plan": dg.MetadataValue.md(_bullets(plan.lines()))}
+    return words | _figures(plan.figures())
 
 
 def effect_metadata(effect: "Effect") -> dict[str, Any]:
-    """What a run records: figures under labels that do not change, so that they plot, and words."""
-    figures = {label: value for label, value in effect.figures().items() if value is not None}
+    """What a run records: words first, then figures under labels that do not change, so that they plot."""
+    figures = _figures(effect.figures())
     rows = [
-        (label.removesuffix("_before"), str(value), str(figures[after]))
+        (label.removesuffix("_before"), f"{value:,}", f"{figures[after]:,}")
         for label, value in figures.items()
         if label.endswith("_before") and (after := label.removesuffix("_before") + "_after") in figures
     ]
-    return figures | {
+    words = {
         "outcome": effect.outcome,
-        "snapshot_ids": ", ".join(map(str, effect.snapshot_ids)),
-        "plan": dg.MetadataValue.md(_bullets(effect.plan.lines())),
         "bought": dg.MetadataValue.md(markdown(("figure", "before", "after"), rows)),
+        "plan": dg.MetadataValue.md(_bullets(effect.plan.lines())),
+        "snapshot_ids": ", ".join(map(str, effect.snapshot_ids)),
+    }
+    notes = {"notes": dg.MetadataValue.md(_bullets(effect.notes))} if effect.notes else {}
+    planned = {label: value for label, value in figures.items() if label.startswith("planned_")}
+    return words | notes | {label: value for label, value in figures.items() if label not in planned} | planned
+
+
+def _figures(found: Mapping[str, float | None]) -> dict[str, float | int]:
+    """Counts as integers where GraphQL has them, seconds without digits that nobody measured."""
+    known = {label: value for label, value in found.items() if value is not None}
+    return {
+        label: int(value) if float(value).is_integer() and abs(value) < _INTEGER_MAX else round(float(value), 4)
+        for label, value in known.items()
     }
 
 

@@ -5,7 +5,7 @@ it (`sensors.py`). No dagster here.
 Rules: Dagster gives a tick 60 s and then throws all of it away, so reads run in threads that the tick does not wait for
 beyond a deadline. A thread can't be ended: one that hangs is left, and its table is not read again until it returns
 (the code server's process lives on, so `_hung` does). What must not be in these threads: Dagster's instance, and
-anything that two tables share and one may change. Threads are daemons: a hung one does not keep the process from ending.
+anything that two tables share and one may change. Threads are daemons: a hung one does not keep the process alive.
 Units: `*_s` seconds of the monotonic clock.
 """
 
@@ -24,6 +24,7 @@ READ_WITHIN_S = 10.0  # Of one table: metadata of 1,000 snapshots takes a tenth 
 TICK_WITHIN_S = 25.0  # Of all: the rest of the tick (run records, Spark's socket) has as much again.
 _THREADS = 4  # Reads mostly hold the interpreter's lock: more would only help against slow storage.
 _HUNG_MAX = 64
+_LOOK_EVERY_S = 0.05
 
 T = TypeVar("T")
 _lock = threading.Lock()
@@ -116,10 +117,9 @@ class _Reading(Generic[T]):
             self._start_thread()
         while self._running_or_waiting() and (now := time.monotonic()) < self._ends:
             self._give_up(lambda began: now - began >= self._read_within_s)
-            with _lock:
-                deadlines = [began + self._read_within_s for began in self._running.values()]
             try:
-                name, answer = self._done.get(timeout=max(min([*deadlines, self._ends]) - time.monotonic(), 0.001))
+                # Not until the next deadline: a read that has not begun when it is computed would have none.
+                name, answer = self._done.get(timeout=_LOOK_EVERY_S)
             except Empty:
                 continue
             self._found[name] = answer

@@ -6,12 +6,13 @@ A policy is layered: a built-in class, declared classes that start from one anot
 Each layer changes the keys that it gives and no other.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from cdc_platform.registry.declared import Declared, Duration, Name
 
@@ -20,14 +21,23 @@ _DAY_MIN = 24 * 60
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 
 
-def _two_ends(hours: str) -> str:
-    begin, _, end = hours.partition("-")
+def _hours(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch(rf"{_TIME}-{_TIME}", value):
+        raise ValueError('write hours as "22:00-06:00" (UTC, 24 hours), in quotes')
+    begin, _, end = value.partition("-")
     if begin == end:
-        raise ValueError(f"`{hours}` begins and ends at the same minute: give two different ends")
-    return hours
+        raise ValueError(f"`{value}` begins and ends at the same minute: give two different ends")
+    return value
 
 
-QuietHours = Annotated[str, StringConstraints(pattern=rf"^{_TIME}-{_TIME}$"), AfterValidator(_two_ends)]
+def _in_a_list(value: object) -> object:
+    if isinstance(value, str):
+        raise ValueError('write a list, also of one: ["22:00-06:00"]')
+    return value
+
+
+QuietHours = Annotated[str, BeforeValidator(_hours)]
+_MB_MAX = 1 << 30  # A PiB: more is a slip of the pen.
 RefPattern = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -37,7 +47,7 @@ class MaintenanceKeys(Declared):
     rewrite_after_commits: int = Field(default=50, ge=2, description="Commits that start rewrite_data_files.")
     rewrite_delete_files: int = Field(default=100, ge=1, description="Live delete files that start it.")
     rewrite_delete_ratio: float = Field(
-        default=1.0, gt=0, description="Deleted rows and keys per data record that start it."
+        default=1.0, gt=0, allow_inf_nan=False, description="Deleted rows and keys per data record that start it."
     )
     rewrite_small_files: int = Field(default=100, ge=2, description="Small data files that start it.")
     rewrite_by: Literal["count", "model"] = Field(
@@ -45,7 +55,9 @@ class MaintenanceKeys(Declared):
         description="`count`: by the figures above. `model`: once readers have paid as many extra seconds since the "
         "last rewrite as a rewrite costs, by this table's own past runs; until there are two, by count.",
     )
-    reads_per_hour: float = Field(default=12, gt=0, description="Full reads of the table, for the model.")
+    reads_per_hour: float = Field(
+        default=12, gt=0, allow_inf_nan=False, description="Full reads of the table, for the model."
+    )
     positions_after_files: int = Field(
         default=10, ge=1, description="Position-delete files that start rewrite_position_delete_files."
     )
@@ -60,20 +72,23 @@ class MaintenanceKeys(Declared):
     min_interval: Duration = Field(
         default=timedelta(minutes=1), description="Between the end of a run and the next of the same operation."
     )
-    quiet_hours: tuple[QuietHours, ...] = Field(
+    quiet_hours: Annotated[tuple[QuietHours, ...], BeforeValidator(_in_a_list)] = Field(
         default=(),
         description="Hours of the day, UTC, in which no sensor starts maintenance: `22:00-06:00`. The first minute "
         "is quiet, the last is not.",
     )
     run_time_max: Duration = Field(default=timedelta(minutes=30), description="After which a run is stopped.")
     run_mb_max: int = Field(
-        default=102_400, ge=1, description="Data that one run may write anew; the rest is for the next."
+        default=102_400, ge=1, le=_MB_MAX, description="Data that one run may write anew; the rest is for the next."
     )
-    group_mb_max: int = Field(default=1024, ge=1, description="Data rewritten and committed at a time.")
-    target_file_mb: int = Field(default=128, ge=1, description="Size of the files that a rewrite makes.")
+    group_mb_max: int = Field(default=1024, ge=1, le=_MB_MAX, description="Data rewritten and committed at a time.")
+    target_file_mb: int = Field(default=128, ge=1, le=_MB_MAX, description="Size of the files that a rewrite makes.")
     conflicts_max: int = Field(default=3, ge=1, le=20, description="Plans of one run that may lose to another writer.")
     alarm_at: float = Field(
-        default=5.0, gt=1, description="Times its trigger beyond which a figure fails the table's health check."
+        default=5.0,
+        gt=1,
+        allow_inf_nan=False,
+        description="Times its trigger beyond which a figure fails the table's health check.",
     )
     orphans_min_age: Duration = Field(
         default=timedelta(days=3),

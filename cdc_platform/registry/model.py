@@ -310,10 +310,19 @@ class Table(Declared):
         return self
 
 
+class Alerts(Declared):
+    """Whom alerts_sensor tells, beside the file `alerts.jsonl` in the state folder."""
+
+    webhook: EnvVar | None = Field(
+        default=None, description="Variable that holds the address which each alert is posted to, as JSON."
+    )
+
+
 class Automation(Declared):
     """How Dagster's sensors drive the tables."""
 
     attempts_max: int = Field(default=3, ge=1, le=20, description="Runs for one target before it is given up, loudly.")
+    alerts: Alerts = Alerts()
 
 
 class Ports(Declared):

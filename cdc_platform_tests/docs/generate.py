@@ -22,6 +22,7 @@ from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
 from cdc_platform.cli import main as root
 from cdc_platform.hops import merge
 from cdc_platform.landing import commit, dead_letters, events, position
+from cdc_platform.maintenance import runs
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
 from cdc_platform.registry.declared import Name
@@ -388,6 +389,11 @@ def metadata_keys() -> str:
         merge.COMPLETE_THROUGH: "`<landing snapshot>:<curated head>`, after a merge that found nothing to commit: "
         "complete through that snapshot for as long as that is the head.",
     }
+    maintained = {
+        f"{runs.PROPERTY}<operation>": f"The newest {runs.RUNS_KEPT_MAX} runs of a maintenance operation that ended "
+        "well, as JSON, newest first: when, at which snapshot, how long, what it met, the seconds of a read before and "
+        "after. Decisions and the delete-debt model read it. Removed, it costs one run too early.",
+    }
     tags = {
         position.POSITION_TAG: "On `landing.<table>`: the sink's newest snapshot. It keeps expiry from taking it.",
         merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
@@ -404,6 +410,7 @@ def metadata_keys() -> str:
         ("Dead letters", "On `dead_letters.<table>`:", dead_letters_keys),
         ("Snapshot summary of curated", "", _CURATED),
         ("Table properties of curated", "", curated_properties),
+        ("Table properties of landing and curated", "", maintained),
         ("Tags", "", tags),
         ("Markers in the change log", "Records with this `op`; all others are Debezium's events.", markers),
         ("Tags of Dagster runs", "On runs that a sensor has started.", _RUN_TAGS),

@@ -1,5 +1,6 @@
 """Listing a table's files, on tables that the sink's own code wrote."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_a_cache_that_is_too_small_costs_time_and_changes_no_answer(
     for _ in range(2):
         assert (listed(bench).files, listed(bench).manifests_read) == (whole.files, 10)
         assert small.items <= 3
+
+
+def test_what_is_kept_is_counted_right_under_many_threads() -> None:
+    kept = files._Kept(50)
+
+    def read(number: int) -> int:
+        key = number % 20
+        found, _ = kept.get(key, lambda: files._Read((key,) * (key % 7), 1, 0.0))
+        return len(found.items)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read, range(2000))) == [n % 20 % 7 for n in range(2000)]
+    assert kept.items == sum(max(1, len(one.items)) for one in kept._held.values()) <= 50
+    kept.clear()
+    assert (kept.items, len(kept._held)) == (0, 0)
 
 
 def test_no_table_and_no_snapshot_have_no_listing(bench: Bench) -> None:

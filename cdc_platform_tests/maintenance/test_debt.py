@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.maintenance.debt import Debt, debt_of
-from cdc_platform.maintenance.runs import PastRun
+from cdc_platform.maintenance.runs import PastRun, with_run
 from cdc_platform_tests.builders import history
 
 HOUR_MS = 3_600_000
@@ -42,6 +42,8 @@ def test_the_worked_case_of_the_module() -> None:
     assert (before.due, at.due) == (False, True)
     assert before.paid_s == pytest.approx(34.22, abs=0.001)  # Steps, not a line: 58*59/2 file minutes.
     assert before.due_at_ms == pytest.approx(HOUR_MS, rel=0.02)
+    early = debt_of(growing(10), RUNS, reads_per_hour=READS, now_ms=10 * MINUTE_MS)
+    assert early.due_at_ms == pytest.approx(HOUR_MS, rel=0.02)  # Growth is in it, not the present rate alone.
     assert (at.slope_s_per_delete_file, at.cost_s, at.extra_s_per_read) == pytest.approx((0.1, 36.0, 6.0))
     assert at.pays_back_after_reads == pytest.approx(6.0)
 
@@ -55,6 +57,7 @@ def test_the_worked_case_of_the_module() -> None:
         (RUN, replace(RUN, read_before_s=None)),
         (RUN, replace(RUN, read_after_s=None)),
         (RUN, replace(RUN, changed=False)),
+        (RUN, replace(RUN, complete=False)),
     ],
 )
 def test_fewer_than_two_runs_that_tell_something_leave_it_unknown(runs: Sequence[PastRun]) -> None:
@@ -97,6 +100,48 @@ def test_nobody_reads_in_an_interval_that_a_clock_made_negative() -> None:
     back = table((9 * HOUR_MS, 5), (HOUR_MS, 10))
     assert debt_of(back, RUNS, reads_per_hour=READS, now_ms=2 * HOUR_MS).paid_s == straight.paid_s
     assert debt_of(growing(3), RUNS, reads_per_hour=READS, now_ms=-HOUR_MS).paid_s == pytest.approx(3 * 12 / 60 * 0.1)
+
+
+@pytest.mark.parametrize("other", [{"changed": False, "read_after_s": 6.0}, {"complete": False, "read_after_s": 5.9}])
+def test_runs_that_left_what_they_met_do_not_teach_that_delete_files_cost_nothing(other: dict[str, object]) -> None:
+    poor = replace(RUN, **other)  # type: ignore[arg-type]
+    debt = debt_of(growing(1), (poor, poor, poor, RUN, RUN), reads_per_hour=READS, now_ms=MINUTE_MS)
+    assert (debt.slope_s_per_delete_file, debt.cost_s) == (0.1, 36.0)
+
+
+def at_start(**other: object) -> PastRun:
+    return replace(RUN, **other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("newest", "paid_hours"),
+    [
+        (at_start(at_ms=HOUR_MS, changed=False), 1.0),  # It found nothing to do: what came before is settled.
+        (at_start(at_ms=HOUR_MS), 2.0),  # It made snapshot 1: from there.
+        (at_start(at_ms=HOUR_MS, snapshot_id=77), 1.0),  # Its snapshot has been expired.
+        (at_start(at_ms=9 * HOUR_MS, changed=False), 2.0),  # By a clock that was ahead.
+    ],
+)
+def test_debt_begins_where_the_last_run_settled_it(newest: PastRun, paid_hours: float) -> None:
+    made = table((0, 10), rewritten=False)
+    name, value = with_run({}, "rewrite_data_files", newest)
+    debt = debt_of(
+        replace(made, properties={name: value}), (newest, RUN, RUN), reads_per_hour=READS, now_ms=2 * HOUR_MS
+    )
+    assert debt.paid_s == pytest.approx(paid_hours * 12 * 10 * 0.1)
+
+
+def test_what_the_last_run_left_is_no_debt() -> None:
+    made = table((0, 10), (HOUR_MS, 15))
+    debt = debt_of(made, RUNS, reads_per_hour=READS, now_ms=2 * HOUR_MS, left=10)
+    assert (debt.delete_files, debt.paid_s, debt.extra_s_per_read) == (5, pytest.approx(12 * 5 * 0.1), 0.5)
+
+
+def test_debt_is_unknown_where_a_summary_does_not_count_delete_files() -> None:
+    made = table((0, 10), (HOUR_MS, 15), (HOUR_MS, 20))
+    silent = replace(made, snapshots={**made.snapshots, 2: replace(made.snapshots[2], summary={})})
+    debt = debt_of(silent, RUNS, reads_per_hour=READS, now_ms=2 * HOUR_MS)
+    assert (debt.known, debt.counted, debt.delete_files) == (False, False, 20)
 
 
 def test_a_cut_ancestry_makes_it_a_lower_bound() -> None:

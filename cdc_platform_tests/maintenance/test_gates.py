@@ -14,12 +14,39 @@ from cdc_platform.maintenance.gates import Engine, Facts, Version, refusal, requ
         ("1.10.2-amzn-1", (1, 10, 2)),
         ("1.12.0-SNAPSHOT", (1, 12, -1)),
         ("1.12.0-rc2", (1, 12, -1)),
+        ("1.12.0+build.7", (1, 12, 0)),
+        ("1.10.0-amzn-0+3", (1, 10, 0)),
+        ("1.12.0 (commit 1a2b3c)", (1, 12, 0)),
         ("unspecified", None),
         ("", None),
+        ("1" * 5000 + ".2", None),
     ],
 )
 def test_versions_are_compared_as_numbers(text: str, version: Version | None) -> None:
     assert version_of(text) == version
+
+
+@pytest.mark.parametrize(
+    "mark",
+    (
+        *("rc2", "~rc1", "_SNAPSHOT", "SNAPSHOT", " SNAPSHOT", "-20261101.120000-7", "-nightly", "-dev", "-next"),
+        *(
+            "-0.rc1",
+            ".dev0",
+            ".rc1",
+            "-M1",
+            "-preview1",
+            "-beta.1",
+            "-amzn-0-SNAPSHOT",
+            "-rc1+build",
+            "-never-heard-of",
+        ),
+    ),
+)
+def test_what_no_known_build_is_marked_with_is_a_pre_release(mark: str) -> None:
+    assert version_of(f"1.12.0{mark}") == (1, 12, -1)
+    assert refusal("rewrite_manifests", Facts(3), Engine(f"1.12.0{mark}", "4.1.4")) is not None
+    assert refusal("rewrite_manifests", Facts(3), Engine(f"1.12.1{mark}", "4.1.4")) is None  # What fixed it is out.
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from cdc_platform.lake import files
 from cdc_platform.lake.files import FileListing, LiveFile, live_files
-from cdc_platform.landing.position import HEARTBEAT
 from cdc_platform.maintenance.health import (
-    commits_since_rewrite,
     dangling,
     figures_of,
     health_of,
@@ -125,7 +123,8 @@ def test_figures_are_by_kind_of_file_and_a_vector_weighs_its_own_bytes() -> None
         position(2, ("d/a", "d/a"), vector=True, records=2),
         snapshot_id=3,
     )
-    health = health_of(found, history("t", *[("append", {})] * 3), target_file_mb=128, history_bytes=9)
+    past = history("t", ("append", {}), ("replace", {"deleted-data-files": "1"}), ("append", {}))
+    health = health_of(found, past, target_file_mb=128, history_bytes=9)
     assert (health.data_files, health.data_records, health.data_bytes) == (2, 20, 192 * MB - 1)
     assert health.small_files == 1
     assert (health.equality_delete_files, health.equality_deletes) == (1, 30)
@@ -133,7 +132,7 @@ def test_figures_are_by_kind_of_file_and_a_vector_weighs_its_own_bytes() -> None
     assert (health.deletion_vectors, health.vector_deletes) == (1, 2)
     assert (health.delete_files, health.deletes, health.delete_bytes) == (3, 36, 7 + 5 + 5)
     assert (health.delete_ratio, health.equality_deletes_per_data_file) == (36 / 20, 15)
-    assert (health.snapshots, health.oldest_snapshot_ms, health.commits_since_rewrite) == (3, 1000, 3)
+    assert (health.snapshots, health.oldest_snapshot_ms, health.commits_since_rewrite) == (3, 1000, 1)
     assert (health.manifests, health.manifest_bytes, health.metadata_bytes) == (3, 300, 1000)
     assert (health.planning_s, health.history_bytes, health.dangling_delete_files) == (0.5, 9, 0)
 
@@ -141,26 +140,6 @@ def test_figures_are_by_kind_of_file_and_a_vector_weighs_its_own_bytes() -> None
 def test_an_empty_table_has_no_ratio_to_speak_of_and_all_its_deletes_dangle() -> None:
     health = health_of(listing(equality(2)), history("t", ("overwrite", {})), target_file_mb=1)
     assert (health.delete_ratio, health.equality_deletes_per_data_file, health.dangling_delete_files) == (0, 0, 1)
-
-
-REWRITE, REMOVAL = {"deleted-data-files": "4"}, {"removed-delete-files": "4"}
-
-
-@pytest.mark.parametrize(
-    ("snapshots", "through", "commits"),
-    [
-        ([("append", {}), ("overwrite", {}), ("delete", {})], None, 3),
-        ([("append", {}), ("replace", REWRITE), ("append", {})], None, 1),
-        ([("append", {}), ("replace", REMOVAL), ("append", {})], None, 2),  # Deletes alone went: data is as it was.
-        ([("append", {}), ("replace", {}), ("append", {})], None, 2),  # Manifests were rewritten.
-        ([("append", {}), ("append", {HEARTBEAT: "1"}), ("append", {})], None, 2),
-        ([("append", {}), ("append", {}), ("append", {})], 2, 1),  # A run found nothing to do there.
-        ([("append", {}), ("append", {}), ("append", {})], 3, 0),
-        ([("append", {}), ("append", {})], 99, 2),  # Expired since: all that is left came later.
-    ],
-)
-def test_commits_count_back_to_the_newest_rewrite(snapshots: Any, through: int | None, commits: int) -> None:
-    assert commits_since_rewrite(history("t", *snapshots), rewritten_through=through) == commits
 
 
 def test_a_summary_without_all_totals_gives_no_figures_rather_than_zeros() -> None:

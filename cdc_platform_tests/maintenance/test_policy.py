@@ -41,15 +41,35 @@ REWRITE = ("replace", {"deleted-data-files": "3", "total-records": "1000"})
 RUN = PastRun(NOW_MS - HOUR_MS, 2, took_s=30.0, changed=True)
 
 
+TOTALS_OF_NONE = {
+    f"total-{name}": "0"
+    for name in ("data-files", "records", "files-size", "delete-files", "equality-deletes", "position-deletes")
+}
+
+
 def table(*snapshots: tuple[str, dict[str, str]], commits: int = 0, **totals: int) -> TableHistory:
     """These snapshots, then `commits` of the sink; the head's summary has `totals`. One a second, the head now."""
     made = history("landing.t", *snapshots, *[COMMIT] * commits)
     last = len(made.snapshots)
-    dated = {n: replace(s, timestamp_ms=NOW_MS - 1000 * (last - n)) for n, s in made.snapshots.items()}
+    dated = {
+        n: replace(s, timestamp_ms=NOW_MS - 1000 * (last - n), summary={**TOTALS_OF_NONE, **s.summary})
+        for n, s in made.snapshots.items()
+    }
     if last:
         summary = {**dated[last].summary, **{f"total-{k.replace('_', '-')}": str(v) for k, v in totals.items()}}
         dated[last] = replace(dated[last], summary=summary)
     return replace(made, snapshots=dated)
+
+
+def without(made: TableHistory, key: str, value: str | None = None) -> TableHistory:
+    """The table as a writer makes it that leaves this key out of its summaries, or writes this instead."""
+    snapshots = {
+        n: replace(
+            s, summary={k: v for k, v in s.summary.items() if k != key} | ({} if value is None else {key: value})
+        )
+        for n, s in made.snapshots.items()
+    }
+    return replace(made, snapshots=snapshots)
 
 
 def recorded(made: TableHistory, *runs: PastRun, operation: Operation = "rewrite_data_files") -> TableHistory:
@@ -186,14 +206,52 @@ def test_a_rewrite_that_found_nothing_is_due_again_only_after_as_much_once_more(
 
 def test_a_whole_rewrite_leaves_what_another_would_leave_and_a_cut_one_leaves_work() -> None:
     made = table(commits=2, delete_files=150)
-    whole, by_bytes, by_time = (
-        RUN,
-        replace(RUN, rewritten_bytes=(POLICY.run_mb_max - POLICY.group_mb_max) << 20),
-        replace(RUN, took_s=POLICY.run_time_max.total_seconds()),
-    )
+    whole = replace(RUN, delete_files=150)
     assert due(recorded(made, whole)).due is False
-    assert due(recorded(made, by_bytes)).trigger == "rewrite_delete_files"
-    assert due(recorded(made, by_time)).trigger == "rewrite_delete_files"
+    assert due(recorded(made, replace(whole, complete=False))).trigger == "rewrite_delete_files"
+
+
+def test_what_a_run_was_cut_short_of_goes_on_though_no_figure_is_reached() -> None:
+    cut = replace(RUN, complete=False)
+    found = due(recorded(table(commits=2), cut))
+    assert (found.due, found.trigger) == (True, "min_interval")
+    assert "1 of 1 runs was cut short, and what it planned is not all taken" in found.reason
+    assert due(recorded(table(commits=2), replace(cut, at_ms=NOW_MS - 1000))).due is False  # The interval.
+    assert due(recorded(table(commits=3), cut)).due is True  # Whatever the sink commits meanwhile,
+    assert due(recorded(table(COMMIT, COMMIT, REWRITE), cut)).due is False  # until data is rewritten.
+
+
+@pytest.mark.parametrize("how", [{"changed": False}, {"failed": True}])
+def test_a_run_that_could_not_or_failed_does_not_go_on(how: dict[str, bool]) -> None:
+    assert due(recorded(table(commits=2), replace(RUN, complete=False, **how))).due is False
+
+
+def test_a_run_that_changed_nothing_left_everything_however_it_says_it_ended() -> None:
+    """A plan that Iceberg will not carry out would else be due for ever."""
+    could_not = replace(RUN, changed=False, complete=False, delete_files=150)
+    assert due(recorded(table(commits=2, delete_files=150), could_not)).due is False
+
+
+def test_what_came_while_a_run_proved_itself_was_not_left_by_it() -> None:
+    rewrite = ("replace", {"deleted-data-files": "3", "total-data-files": "1"})
+    came = [("overwrite", {"added-data-files": "1"})] * 99
+    run = replace(RUN, snapshot_id=2, at_ms=NOW_MS - HOUR_MS, delete_files=40, deletes=40, small_files_left=100)
+    made = table(COMMIT, rewrite, *came, delete_files=99, data_files=100, equality_deletes=99, records=1000)
+    made = replace(
+        made, snapshots={n: replace(s, timestamp_ms=s.timestamp_ms - 2 * HOUR_MS) for n, s in made.snapshots.items()}
+    )
+    loose = POLICY.model_copy(update={"rewrite_after_commits": 200})
+    found = due(recorded(made, run), healthy(snapshot_id=101, small_files=49, equality_delete_files=99), policy=loose)
+    assert found.reason.startswith("99 of 100 delete files; 49 of 51 small files (1 were left by the last run); 99 of")
+
+
+def test_what_came_between_the_groups_of_a_run_was_not_left_by_it_either() -> None:
+    """Its last snapshot has them, too: no more can be left than there was before the run."""
+    last = ("replace", {"deleted-data-files": "3", "total-delete-files": "1800", "total-equality-deletes": "1800"})
+    run = replace(RUN, snapshot_id=2, delete_files=40, deletes=40)
+    found = due(recorded(table(COMMIT, last, commits=1, delete_files=1801), run))
+    assert found.trigger == "rewrite_delete_files"
+    assert "1801 of 140 delete files (40 were left by the last run)" in found.reason
 
 
 def test_a_rewrite_that_nobody_recorded_left_nothing_on_purpose() -> None:
@@ -216,13 +274,45 @@ def test_a_rewrite_that_nobody_recorded_left_nothing_on_purpose() -> None:
 def test_small_files_count_from_those_that_the_last_run_left(
     left: int | None, changed: bool, small: int, is_due: bool
 ) -> None:
-    states = _states(table(commits=2, data_files=9))
+    states = _states(table(commits=2, data_files=90 if left else 9))
     made = recorded(table(*states, commits=1), replace(RUN, changed=changed, small_files_left=left))
     assert due(made, healthy(small_files=small)).due is is_due
 
 
 def _states(made: TableHistory) -> list[tuple[str, dict[str, str]]]:
     return [(s.operation, dict(s.summary)) for s in made.snapshots.values()]
+
+
+def test_more_small_files_than_its_last_snapshot_has_data_files_were_not_left_by_a_run() -> None:
+    states = _states(table(commits=2, data_files=9))
+    made = recorded(table(*states, commits=1), replace(RUN, small_files_left=30))
+    assert "(9 were left by the last run)" in due(made, healthy(small_files=50)).reason
+
+
+# ---- Totals that a writer leaves out ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, "many", "-1", "1.5", "9" * 30, "٣"])
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("total-delete-files", "delete files are unknown"),
+        ("total-equality-deletes", "deletes for each data record are unknown"),
+        ("total-position-deletes", "deletes for each data record are unknown"),
+        ("total-records", "deletes for each data record are unknown"),
+    ],
+)
+def test_a_total_that_is_left_out_is_unknown_and_not_nothing(key: str, what: str, value: str | None) -> None:
+    made = without(table(commits=3, delete_files=7), key, value)
+    assert what in due(made).reason
+    sick = healthy(equality_delete_files=100, equality_deletes=500)
+    assert due(made, sick).trigger in {"rewrite_delete_files", "rewrite_delete_ratio"}  # Its health counts them.
+
+
+def test_position_deletes_that_a_writer_left_out_are_unknown() -> None:
+    made = without(table(commits=3, delete_files=9), "total-position-deletes")
+    assert "unknown" in positions_due(made, None, POLICY, NOW_MS).reason
+    assert positions_due(made, healthy(position_delete_files=5), POLICY, NOW_MS).due is True
 
 
 # ---- Hours and intervals ----------------------------------------------------------------------------------
@@ -314,6 +404,28 @@ def test_the_model_is_shown_and_starts_nothing_while_the_count_decides() -> None
     found = due(indebted(600, LEARNT, LEARNT))
     assert found.due is False
     assert "readers have paid 720 s of the 36 s" in found.reason
+    assert due(recorded(table(commits=10), LEARNT, LEARNT)).trigger == "rewrite_after_commits"  # Not at the alarm.
+
+
+def test_a_run_that_found_nothing_to_do_settles_what_was_paid_for_deletes_that_it_can_not_take() -> None:
+    """It moves no snapshot, so that what readers pay for its leftovers would be due for ever."""
+    nothing = PastRun(NOW_MS - HOUR_MS, 2, took_s=0.0, changed=False, delete_files=60)
+    made = indebted(600, LEARNT, LEARNT)
+    assert due(made, policy=MODEL).trigger == "rewrite_by"
+    settled = due(recorded(made, nothing), policy=MODEL)
+    assert settled.due is False
+    assert settled.reason.startswith("readers have paid 0 s of the 36 s that a rewrite costs; now a read pays nothing")
+    more = table(*_states(indebted(1)), commits=1, delete_files=120)
+    more = replace(more, snapshots={n: replace(s, timestamp_ms=NOW_MS - HOUR_MS) for n, s in more.snapshots.items()})
+    again = due(recorded(more, LEARNT, LEARNT, nothing), policy=MODEL)
+    assert again.trigger == "rewrite_by"
+    assert "readers have paid 72 s of" in again.reason  # For an hour of 60 more; the first 60 can't be taken.
+
+
+def test_the_model_is_unknown_of_a_table_whose_writer_counts_no_delete_files() -> None:
+    found = due(without(indebted(600, LEARNT, LEARNT), "total-delete-files"), policy=MODEL)
+    assert (found.due, "debt_paid_s" in found.figures) == (False, False)
+    assert "unknown while a writer leaves total-delete-files out of its summaries" in found.reason
 
 
 def test_an_unknown_model_leaves_it_to_the_count() -> None:
@@ -327,6 +439,18 @@ def test_under_the_model_a_count_starts_only_what_is_alarming() -> None:
     quiet_table, loud = (due(recorded(table(commits=n), free, free), policy=MODEL) for n in (49, 50))
     assert (quiet_table.due, loud.trigger) == (False, "rewrite_after_commits")
     assert loud.reason.startswith("rewrite_after_commits is reached: 50 of 50 commits since the beginning (whatever")
+
+
+def test_what_the_last_run_left_is_no_nearer_to_an_alarm_nor_further_from_it() -> None:
+    free = replace(LEARNT, read_before_s=1.0)
+    nothing = PastRun(NOW_MS - HOUR_MS, 2, took_s=0.0, changed=False, delete_files=1000)
+
+    def later(delete_files: int) -> Decision:
+        states = _states(table(commits=2, delete_files=1000))
+        return due(recorded(table(*states, commits=1, delete_files=delete_files), free, free, nothing), policy=MODEL)
+
+    assert "1499 of 1500 delete files (1000 were left by the last run) (whatever the model says)" in later(1499).reason
+    assert later(1500).trigger == "rewrite_delete_files"
 
 
 # ---- The other operations ---------------------------------------------------------------------------------
@@ -366,6 +490,21 @@ def test_position_deletes_that_a_run_could_not_merge_start_no_other_until_data_i
     assert positions_due(more, None, POLICY, NOW_MS).due is True
     rewritten = table(COMMIT, COMMIT, REWRITE, commits=1, position_deletes=9, delete_files=6)
     assert positions_due(recorded(rewritten, run, operation=operation), None, POLICY, NOW_MS).due is True
+
+
+@pytest.mark.parametrize("key", ["added-position-delete-files", "added-delete-files"])
+def test_position_deletes_that_a_run_wrote_itself_start_no_other(key: str) -> None:
+    """Where each data file has its own (`write.delete.granularity`: file), they can't be fewer."""
+    run = replace(RUN, snapshot_id=3, delete_files=40)
+    operation: Operation = "rewrite_position_delete_files"
+    made = [COMMIT, COMMIT, ("replace", {key: "9"})]
+
+    def later(files: int, run: PastRun = run) -> bool:
+        history = table(*made, commits=1, position_deletes=99, delete_files=files)
+        return positions_due(recorded(history, run, operation=operation), None, POLICY, NOW_MS).due
+
+    assert (later(13), later(14)) == (False, True)  # 9 and the 5 that start one.
+    assert later(13, replace(run, complete=False)) is True
 
 
 def test_expiry_is_due_at_so_many_snapshots_that_may_go_and_names_who_keeps_others() -> None:
@@ -445,11 +584,13 @@ TOTALS = st.dictionaries(
             "total-records",
             "total-data-files",
             "deleted-data-files",
+            "added-data-files",
+            "added-position-delete-files",
             "added-dvs",
             HEARTBEAT,
         ]
     ),
-    st.integers(0, 1 << 62).map(str),
+    st.integers(0, 1 << 62).map(str) | st.text(),
 )
 SNAPSHOTS = st.lists(
     st.tuples(
@@ -471,6 +612,8 @@ RUNS = st.lists(
         read_before_s=st.none() | st.floats(0, 1e12),
         read_after_s=st.none() | st.floats(0, 1e12),
         small_files_left=st.none() | st.integers(0, 1 << 62),
+        complete=st.booleans(),
+        failed=st.booleans(),
     ),
     max_size=4,
 )

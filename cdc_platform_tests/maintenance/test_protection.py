@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.lake.snapshot import Ref, Snapshot, TableHistory
-from cdc_platform.maintenance.protection import Retention, keeping, swept
+from cdc_platform.maintenance.protection import Retention, keeping, neighbour, swept
 from cdc_platform_tests.builders import history
 
 NOW = 1_000_000
@@ -104,3 +105,25 @@ def test_what_a_branch_declares_of_itself_is_what_the_procedure_sweeps() -> None
     declared = Ref("main", 5, branch=True, max_snapshot_age_ms=NOW - 4_000, snapshots_min=1)
     assert swept(of(5, declared), now_ms=NOW) == {1, 2, 3}
     assert swept(of(5, Ref("main", 5, branch=True)), now_ms=NOW) == set()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "found"),
+    [
+        ("file:///w/outer", "other"),
+        ("file:/w/outer/", "other"),
+        ("/w/outer/parts/inner", "other"),
+        ("file:///w", "other"),
+        ("file:/w/outer2", None),
+        ("file:/w/out", None),
+        ("file:/w/outer_parts/inner", None),
+    ],
+)
+def test_a_table_in_above_or_below_the_same_folder_is_a_neighbour(theirs: str, found: str | None) -> None:
+    places = {"far": ["file:/elsewhere"], "other": ["file:/apart", theirs]}
+    assert neighbour("file:/w/outer", places) == found
+
+
+def test_a_bucket_under_another_scheme_is_the_same_place() -> None:
+    assert neighbour("s3a://b/t", {"other": ["s3://b/t/data"]}) == "other"
+    assert neighbour("s3a://b/t", {"other": ["s3://c/t"]}) is None

@@ -36,6 +36,36 @@ def read(text: str) -> tuple[PastRun, ...]:
     return past_runs({PROPERTY + OPERATION: text}, OPERATION)
 
 
+ANY_RUN = st.builds(
+    PastRun,
+    at_ms=st.integers(),
+    snapshot_id=st.integers(-(1 << 63), (1 << 63) - 1),
+    took_s=st.floats(),
+    changed=st.booleans(),
+    rewritten_bytes=st.integers(),
+    delete_files=st.integers(),
+    deletes=st.integers(),
+    read_before_s=st.none() | st.floats(),
+    read_after_s=st.none() | st.floats(),
+    lost_s=st.floats(),
+    small_files_left=st.none() | st.integers(),
+    complete=st.booleans(),
+    failed=st.booleans(),
+)
+
+
+def kept(*runs: PastRun) -> tuple[PastRun, ...]:
+    """These runs, recorded one after the other, as they are read."""
+    properties = {"other": "kept"}
+    for run in runs:
+        name, value = with_run(properties, OPERATION, run)
+        properties[name] = value
+    assert past_runs(properties, "expire_snapshots") == ()
+    assert properties.get(PROPERTY + OPERATION, "").count("at_ms") <= RUNS_KEPT_MAX
+    assert len(properties.get(PROPERTY + OPERATION, "")) < 5_000
+    return past_runs(properties, OPERATION)
+
+
 @given(
     st.lists(
         st.builds(
@@ -43,22 +73,46 @@ def read(text: str) -> tuple[PastRun, ...]:
             at_ms=st.integers(0, 1 << 45),
             snapshot_id=st.integers(1, (1 << 63) - 1),
             took_s=st.floats(0, 1e6).map(lambda s: round(s, 3)),
-            changed=st.booleans(),
+            changed=st.just(True),
             delete_files=st.integers(0, 1 << 31),
             read_before_s=st.none() | st.floats(0, 1e6).map(lambda s: round(s, 3)),
             small_files_left=st.none() | st.integers(0, 1 << 31),
+            complete=st.booleans(),
         ),
         max_size=RUNS_KEPT_MAX + 3,
     )
 )
 def test_runs_are_read_as_they_were_recorded_the_newest_first_and_at_most_ten(runs: list[PastRun]) -> None:
-    properties = {"other": "kept"}
-    for run in runs:
-        name, value = with_run(properties, OPERATION, run)
-        properties[name] = value
-    assert past_runs(properties, OPERATION) == tuple(reversed(runs))[:RUNS_KEPT_MAX]
-    assert past_runs(properties, "expire_snapshots") == ()
-    assert len(properties.get(PROPERTY + OPERATION, "")) < 4_000
+    assert kept(*runs) == tuple(reversed(runs))[:RUNS_KEPT_MAX]
+
+
+@given(st.lists(ANY_RUN, max_size=RUNS_KEPT_MAX + 3))
+def test_whatever_a_clock_or_a_count_gives_every_record_can_be_read(runs: list[PastRun]) -> None:
+    read_back = kept(*runs)
+    assert len(read_back) == min(len(runs), RUNS_KEPT_MAX)
+    assert [r.snapshot_id for r in read_back[:1]] == [r.snapshot_id for r in runs[-1:]]
+
+
+def test_a_clock_that_was_set_back_during_a_run_costs_its_seconds_alone() -> None:
+    set_back = replace(RUN, at_ms=-5, took_s=-2.0, lost_s=float("nan"), read_before_s=-1.0, read_after_s=float("inf"))
+    read_back = kept(RUN, set_back)
+    assert read_back == (replace(RUN, at_ms=0, took_s=0.0, lost_s=0.0, read_before_s=None, read_after_s=None), RUN)
+
+
+def test_runs_that_found_nothing_to_do_do_not_push_out_what_a_table_has_learnt() -> None:
+    nothing = [replace(RUN, at_ms=n, changed=False) for n in range(30)]
+    learnt = [replace(RUN, at_ms=1000 + n) for n in range(3)]
+    read_back = kept(*learnt, *nothing)
+    assert read_back[0] == nothing[-1]
+    assert read_back[-3:] == tuple(reversed(learnt))
+
+
+@pytest.mark.parametrize(
+    "bad", ["null", "7", "[]", "{}", stored(took_s=-1)[1:-1], stored(at_ms="1")[1:-1], stored(took_s=1e300)[1:-1]]
+)
+def test_a_record_that_can_not_be_read_costs_itself_alone(bad: str) -> None:
+    one, two = stored(at_ms=5)[1:-1], stored(at_ms=4)[1:-1]
+    assert [run.at_ms for run in read(f"[{one}, {bad}, {two}]")] == [5, 4]
 
 
 def test_seconds_are_kept_to_the_millisecond() -> None:
@@ -82,7 +136,6 @@ def test_seconds_are_kept_to_the_millisecond() -> None:
         stored(delete_files="1"),
         stored(changed=1),
         stored(at_ms=None),
-        stored()[:-1] + ", null]",
         "[" * 60_000,
         stored() + " " * 70_000,
     ],

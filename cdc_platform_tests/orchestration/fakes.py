@@ -3,7 +3,8 @@
 The only place that fabricates runs: `DagsterInstance.add_run` with a status of our choice.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,11 +21,24 @@ from cdc_platform.lake.spark import FilesOpened
 from cdc_platform.landing.corrections import Answer, Correction
 from cdc_platform.landing.letters import Choice
 from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS_MS
-from cdc_platform.maintenance.rewrite import RewriteEffect, TableFiles
+from cdc_platform.maintenance.due import BEGINNING, Due
+from cdc_platform.maintenance.health import TableHealth
+from cdc_platform.maintenance.maintain import Effect
+from cdc_platform.maintenance.plan import Plan, RewritePlan
+from cdc_platform.maintenance.policy import Decision, Finding, limits, rewrite_due
+from cdc_platform.maintenance.probe import Probe
+from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
+from cdc_platform.operations import Stage
 from cdc_platform.orchestration.automation import TABLE_TAG, TARGET_TAG
+from cdc_platform.registry.maintenance import Maintenance
 from cdc_platform.registry.model import Registry
 from cdc_platform.source.slot import SlotLag
 
+HEALTH = TableHealth(
+    *("landing.orders", 1, 2, 12, 900, 9000, 12, 11, 400, 0, 0, 0, 0, 700, 1, 30, 1000, 9, 22, 4000, 7000, 0.05)
+)
+HEALTHY = TableHealth("landing.orders", 2, 2, 1, 500, 4000, 1, 0, 0, 0, 0, 0, 0, 0, 0, 31, 1000, 0, 1, 900, 7000, 0.01)
+_READS = ((1, 1.5, FilesOpened(12, 11)), (2, 0.25, FilesOpened(1, 0)))
 COLUMNS = (Column("order_id", "long", True, "The key"), Column("status", "string", False))
 
 
@@ -76,6 +90,9 @@ class FakeTables:
     slot: SlotLag | None = field(
         default_factory=lambda: SlotLag(3 << 30, 5000, "reserved", None, active=False, inactive_s=1.5)
     )
+    properties: dict[str, dict[str, str]] = field(default_factory=dict)
+    states: dict[str, TableHealth] = field(default_factory=dict)
+    past_retention: int = 0
     _ids: int = 0
 
     def require_spark(self) -> None:
@@ -99,12 +116,23 @@ class FakeTables:
             }
         parent = commits[-1].snapshot_id if commits else None
         commits.append(Snapshot(self._ids, parent, self._ids, operation, self._ids * 1000, summary))
+        if operation == "replace":
+            self.record(name)
         return self._ids
+
+    def record(self, name: str) -> None:
+        """A rewrite that ended well says so in the table, whether it found something to do or not."""
+        head = self.snapshots[name][-1].snapshot_id
+        properties = self.properties.setdefault(name, {})
+        key, value = with_run(properties, "rewrite_data_files", PastRun(head, head, 1.0, changed=True))
+        properties[key] = value
 
     def landing(self, name: str) -> TableHistory | None:
         if name in self.broken:
             raise self.broken[name]
-        return history(f"landing.{name}", *self.snapshots[name]) if name in self.snapshots else None
+        if name not in self.snapshots:
+            return None
+        return replace(history(f"landing.{name}", *self.snapshots[name]), properties=self.properties.get(name, {}))
 
     def curated(self, name: str) -> TableHistory | None:
         merged = self.curated_snapshots.get(name)
@@ -121,10 +149,47 @@ class FakeTables:
         merged.append(Snapshot(committed, parent, len(merged) + 1, "overwrite", 0, summary))
         return MergeResult(upstream.snapshot_id, committed, 3, 2, 1, len(merged), 0.5)
 
-    def rewrite_data_files(self, name: str) -> RewriteEffect:
-        before = TableFiles(12, 11, 400, 9000, FilesOpened(12, 11), 7, 1.5)
-        after = TableFiles(1, 0, 0, 4000, FilesOpened(1, 0), 7, 0.25)
-        return RewriteEffect(self.commit(name, "replace"), before, after, 2.0)
+    def maintain(
+        self,
+        name: str,
+        stage: Stage,
+        operation: Operation,
+        *,
+        dry_run: bool = False,
+        run_id: str = "",
+        say: Callable[[str], None] = print,
+    ) -> Effect | Plan:
+        if name in self.broken:
+            raise self.broken[name]
+        plan = RewritePlan(1, 12, 9000, 11, 400, 1, 1, 4096, None)
+        for line in plan.lines():
+            say(line)
+        if dry_run:
+            return plan
+        made = self.commit(name, "replace") if stage == "landing" else 9001
+        probes = [Probe(n, 7, "x/s", None, read_s, opened, ()) for n, read_s, opened in _READS]
+        return Effect(
+            operation, f"{stage}.{name}", run_id, plan, (made,), HEALTH, HEALTHY, *probes, 2.0, 0, 0.0, "11 became none"
+        )
+
+    def due(self, name: str, stage: Stage, operation: Operation) -> Due:
+        """By commits alone, on landing; a rewrite records itself."""
+        if name in self.broken:
+            raise self.broken[name]
+        if (stage, operation) != ("landing", "rewrite_data_files"):
+            return Due(Decision(False, "not due"), BEGINNING)
+        landing = self.landing(name)
+        decision = rewrite_due(landing, None, Maintenance(rewrite_after_commits=2), now_ms=10**15)
+        runs = past_runs(landing.properties, operation) if landing else ()
+        return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
+
+    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> TableHealth | None:  # noqa: ARG002
+        if name in self.broken:
+            raise self.broken[name]
+        return self.states.get(f"{stage}.{name}")
+
+    def findings(self, name: str, stage: Stage, state: TableHealth) -> tuple[Finding, ...]:  # noqa: ARG002
+        return limits(state, Maintenance(), past_retention_ids=range(self.past_retention))
 
     def reject(self, name: str, reason: str, log_offset: int) -> None:
         """The sink writes a dead letter."""

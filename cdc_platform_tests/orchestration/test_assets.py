@@ -16,7 +16,7 @@ from cdc_platform.errors import (
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform_tests.orchestration.fakes import FakeTables, deployment
 
-REWRITE = dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])
+REWRITE = dg.AssetKey(["maintenance", "rewrite_data_files", "landing", "orders"])
 
 
 def run(job: str, tables: FakeTables, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -60,23 +60,54 @@ def test_a_rewrite_is_an_observation_of_landing_and_never_a_materialization() ->
     event = instance.get_latest_materialization_event(REWRITE)
     assert record.asset_observation is not None and event is not None and event.asset_materialization is not None
     assert record.asset_observation.metadata == event.asset_materialization.metadata
-    assert {k: v.value for k, v in event.asset_materialization.metadata.items()} == {
-        "data_files_before": 12,
-        "delete_files_before": 11,
-        "equality_deletes_before": 400,
-        "bytes_before": 9000,
-        "files_opened_before": 23,
-        "read_s_before": 1.5,
-        "data_files_after": 1,
-        "delete_files_after": 0,
-        "equality_deletes_after": 0,
-        "bytes_after": 4000,
-        "files_opened_after": 1,
-        "read_s_after": 0.25,
+    metadata = {k: v.value for k, v in event.asset_materialization.metadata.items()}
+    assert {k: metadata[k] for k in ("outcome", "snapshot_ids", "took_s", "conflicts", "lost_s")} == {
+        "outcome": "11 became none",
+        "snapshot_ids": "2",
         "took_s": 2.0,
-        "snapshot_id": "2",
-        "outcome": "rewritten as snapshot 2",
+        "conflicts": 0,
+        "lost_s": 0.0,
     }
+    both = ("data_files", "delete_files", "deletes", "dangling_delete_files", "read_s", "files_opened", "rows")
+    assert {k: (metadata[f"{k}_before"], metadata[f"{k}_after"]) for k in both} == {
+        "data_files": (12, 1),
+        "delete_files": (11, 0),
+        "deletes": (400, 0),
+        "dangling_delete_files": (1, 0),
+        "read_s": (1.5, 0.25),
+        "files_opened": (23, 1),
+        "rows": (7, 7),
+    }
+    assert "| read_s | 1.5 | 0.25 |" in str(metadata["bought"])
+    assert "12 data files" in str(metadata["plan"])
+
+
+@pytest.mark.parametrize(
+    ("operation", "config", "materialized"),
+    [
+        ("expire_snapshots", {}, True),
+        ("expire_snapshots", {"dry_run": True}, False),
+        ("remove_orphan_files", {}, False),
+        ("remove_orphan_files", {"dry_run": False}, True),
+    ],
+)
+def test_a_dry_run_shows_its_plan_and_materializes_nothing(
+    operation: str, config: dict[str, bool], materialized: bool
+) -> None:
+    tables, instance = FakeTables(), dg.DagsterInstance.ephemeral()
+    tables.commit("orders")
+    key = dg.AssetKey(["maintenance", operation, "landing", "orders"])
+    defs = build_defs(deployment("orders"), resources={"tables": tables})
+    ops = {"__".join(key.path): {"config": config}}
+    job = defs.resolve_job_def(operation).get_subset(asset_selection={key})
+    assert job.execute_in_process(instance=instance, run_config={"ops": ops}).success
+    assert (instance.get_latest_materialization_event(key) is not None) == materialized
+    [record] = instance.fetch_observations(dg.AssetKey(["landing", "orders"]), limit=10).records
+    assert record.asset_observation is not None
+    shown = record.asset_observation.metadata
+    assert "11 delete files with 400 deletes" in str(shown["plan"].value)
+    assert ("dry run" in str(shown["outcome"].value)) != materialized
+    assert len(tables.snapshots["orders"]) == (2 if materialized else 1)
 
 
 def test_a_wrong_declaration_fails_a_run_at_once_with_its_remedy() -> None:
@@ -126,14 +157,28 @@ def test_the_projects_own_tables_have_a_whole_catalog_entry() -> None:
     assert {"source/public/orders", "changelog/orders", "landing/orders", "curated/orders"} <= set(specs)
     for spec in specs.values():
         assert spec.owners and spec.kinds and spec.description and spec.group_name != "default", spec.key
-        assert spec.metadata["dagster/table_name"]
+        assert spec.metadata.get("dagster/table_name") or spec.key.path[0] == "platform"
+    maintenance = {key: specs.pop(key) for key in [*specs] if key.startswith("maintenance/")}
+    assert {key.removesuffix("/orders") for key in maintenance if key.endswith("/orders")} == {
+        "maintenance/rewrite_data_files/landing",
+        "maintenance/rewrite_data_files/curated",
+        "maintenance/rewrite_position_delete_files/landing",  # On v3 it does nothing, so there is none on curated.
+        "maintenance/expire_snapshots/landing",
+        "maintenance/expire_snapshots/curated",
+        "maintenance/rewrite_manifests/landing",
+        "maintenance/rewrite_manifests/curated",
+        "maintenance/remove_orphan_files/landing",
+        "maintenance/remove_orphan_files/curated",
+    }
+    for key, spec in maintenance.items():
+        assert [d.asset_key.to_user_string() for d in spec.deps] == ["/".join(key.split("/")[2:])]
     assert {key: [d.asset_key.to_user_string() for d in specs[key].deps] for key in specs if "items" not in key} == {
         "source/public/orders": [],
         "changelog/orders": ["source/public/orders"],
         "landing/orders": ["changelog/orders"],
         "dead_letters/orders": ["changelog/orders"],
         "curated/orders": ["landing/orders"],
-        "maintenance/rewrite_data_files/orders": ["landing/orders"],
+        "platform/automation": [],
     }
     assert specs["curated/orders"].code_version == "order_id | status, customer_id, total"
 

@@ -1,16 +1,21 @@
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 
 from cdc_platform.convergence.converge import Outcome, Reading, Verdict
 from cdc_platform.convergence.state import Difference
 from cdc_platform.definitions import build_defs
+from cdc_platform.errors import UnavailableError
 from cdc_platform.orchestration.checks import check_result
+from cdc_platform.orchestration.watchdog import AUTOMATION
 from cdc_platform.source.slot import SlotLag
 from cdc_platform.source.state import Cut, State
-from cdc_platform_tests.orchestration.fakes import FakeTables, deployment
+from cdc_platform_tests.orchestration.fakes import HEALTH, FakeTables, deployment
 
 CURATED, LANDING = dg.AssetKey(["curated", "orders"]), dg.AssetKey(["landing", "orders"])
 SOURCE = dg.AssetKey(["source", "public", "orders"])
+HEALTH_CHECKS = ("files_are_healthy", "history_is_bounded")
 MEASURES = ("distribution_matches", "key_sums_match", "row_count_matches")
 STATE = State(7, {"order_id": 28}, {"new": 7})
 CUT = Cut(STATE, lsn=(0x1 << 32) + 0xAB, xmin=1, xmax=2, running=frozenset())
@@ -92,13 +97,32 @@ def test_the_job_evaluates_every_check_and_a_converged_stream_is_fresh() -> None
     done = run_checks(tables, instance)
     assert done.success
     found = {(e.asset_key, e.check_name): e.passed for e in done.get_asset_check_evaluations()}
-    rewrite = dg.AssetKey(["maintenance", "rewrite_data_files", "orders"])
+    automated = [
+        CURATED,
+        *(
+            dg.AssetKey(["maintenance", operation, stage, "orders"])
+            for operation, stage in (
+                ("rewrite_data_files", "landing"),
+                ("rewrite_data_files", "curated"),
+                ("rewrite_position_delete_files", "landing"),
+                ("expire_snapshots", "landing"),
+                ("expire_snapshots", "curated"),
+            )
+        ),
+    ]
     assert found == (
         {(LANDING, check): False for check in MEASURES}
         | {(CURATED, check): True for check in MEASURES}
-        | {(CURATED, "automation_succeeds"): True, (rewrite, "automation_succeeds"): True}
+        | {(asset, "automation_succeeds"): True for asset in automated}
+        | {
+            (asset, check): True
+            for asset in (LANDING, CURATED)
+            for check in ("files_are_healthy", "history_is_bounded")
+        }
         | {(LANDING, "dead_letters_are_closed"): True}
         | {(SOURCE, "slot_lag_is_bounded"): False}
+        | {(AUTOMATION, "sensors_are_running"): False}  # Unknown, in a run outside the daemon.
+        | {(AUTOMATION, "alerts_are_delivered"): True}
     )
     event = instance.get_latest_materialization_event(CURATED)
     assert event is not None and event.asset_materialization is not None
@@ -164,3 +188,27 @@ def test_a_slot_that_can_not_be_read_is_unknown_and_not_a_failed_check() -> None
     done = slot_check(None)
     assert not done.success
     assert done.get_asset_check_evaluations() == []
+
+
+def test_a_table_far_beyond_its_limits_warns_in_the_check_of_that_group_alone() -> None:
+    tables = FakeTables(states={"landing.orders": replace(HEALTH, equality_delete_files=501)})
+    done = run_checks(tables, dg.DagsterInstance.ephemeral())
+    found = {e.check_name: e for e in done.get_asset_check_evaluations() if e.asset_key == LANDING}
+    assert not found["files_are_healthy"].passed
+    assert found["files_are_healthy"].severity is SEVERITY.WARN
+    assert "| delete_files | 501 | 500 | `cdc-platform maintain orders rewrite_data_files" in str(
+        found["files_are_healthy"].metadata["beyond"].value
+    )
+    assert found["history_is_bounded"].passed
+    assert found["history_is_bounded"].metadata["delete_files"].value == 501
+    tables = FakeTables(states={"landing.orders": replace(HEALTH, equality_delete_files=500)}, past_retention=501)
+    done = run_checks(tables, dg.DagsterInstance.ephemeral())
+    found = {e.check_name: e for e in done.get_asset_check_evaluations() if e.asset_key == LANDING}
+    assert (found["files_are_healthy"].passed, found["history_is_bounded"].passed) == (True, False)
+
+
+def test_a_table_whose_metadata_cannot_be_read_is_neither_healthy_nor_not() -> None:
+    tables = FakeTables(broken={"orders": UnavailableError("no answer", where="landing.orders", action="Wait")})
+    done = run_checks(tables, dg.DagsterInstance.ephemeral())
+    assert not done.success
+    assert not [e for e in done.get_asset_check_evaluations() if e.check_name == "files_are_healthy"]

@@ -35,13 +35,20 @@ def test_definitions_can_be_loaded_and_name_what_others_call() -> None:
     assert {job.name for job in repository.get_all_jobs()} >= {
         "merge_curated",
         "rewrite_data_files",
+        "rewrite_position_delete_files",
+        "expire_snapshots",
+        "rewrite_manifests",
+        "remove_orphan_files",
         "check_convergence",
         "replay_dead_letters",
     }
     assert {s.name: s.minimum_interval_seconds for s in repository.sensor_defs} == {
+        "alerts_sensor": 15,
         "landing_snapshots_sensor": 5,
         "merge_curated_sensor": 5,
         "rewrite_data_files_sensor": 15,
+        "rewrite_position_delete_files_sensor": 60,
+        "expire_snapshots_sensor": 300,
     }
     assert {s.name: s.cron_schedule for s in repository.schedule_defs} == {"check_convergence_schedule": "*/5 * * * *"}
 
@@ -54,13 +61,24 @@ def test_a_job_runs_its_own_operation_and_no_check() -> None:
     }
     assert steps == {
         "merge_curated": ["curated__orders"],
-        "rewrite_data_files": ["maintenance__rewrite_data_files__orders"],
+        "rewrite_data_files": [
+            "maintenance__rewrite_data_files__curated__orders",
+            "maintenance__rewrite_data_files__landing__orders",
+        ],
         "check_convergence": [
             "curated__orders_automation_succeeds",
             "curated_orders_converged",
+            "curated_orders_health",
             "landing__orders_dead_letters_are_closed",
             "landing_orders_converged",
-            "maintenance__rewrite_data_files__orders_automation_succeeds",
+            "landing_orders_health",
+            "maintenance__expire_snapshots__curated__orders_automation_succeeds",
+            "maintenance__expire_snapshots__landing__orders_automation_succeeds",
+            "maintenance__rewrite_data_files__curated__orders_automation_succeeds",
+            "maintenance__rewrite_data_files__landing__orders_automation_succeeds",
+            "maintenance__rewrite_position_delete_files__landing__orders_automation_succeeds",
+            "platform__automation_alerts_are_delivered",
+            "platform__automation_sensors_are_running",
             "source__public__orders_slot_lag_is_bounded",
         ],
     }
@@ -78,5 +96,9 @@ def test_a_table_without_sums_or_distribution_declares_only_the_checks_it_can_an
         "row_count_matches",
         "automation_succeeds",
         "dead_letters_are_closed",
+        "files_are_healthy",
+        "history_is_bounded",
         "slot_lag_is_bounded",
+        "sensors_are_running",
+        "alerts_are_delivered",
     }
