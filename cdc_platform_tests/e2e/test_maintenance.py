@@ -246,14 +246,25 @@ def test_a_run_that_is_over_its_time_leaves_the_table_whole(spark_lake: Connecte
     spark, lake, _ = spark_lake
     make(spark, TABLE, 2, files=2, rows=400_000)
     before = lake.history(TABLE)
-    now, began = time.time(), time.monotonic()
 
-    def clock() -> float:
-        return now + 1_797 + (time.monotonic() - began) if clock.called else setattr(clock, "called", True) or now  # type: ignore[attr-defined]
+    class Late(Procedures):
+        def rewrite_data_files(self, *, files_max: int, group_mb_max: int, target_mb: int) -> int:
+            with spark.within(1, setting="run_time_max"):
+                return super().rewrite_data_files(files_max=files_max, group_mb_max=group_mb_max, target_mb=target_mb)
 
-    clock.called = False  # type: ignore[attr-defined]
-    with pytest.raises(LimitError, match="run_time_max"):
-        maintain(spark, lake, TABLE, "rewrite_data_files", SOON, dry_run=False, timer=clock)
+    with pytest.raises(LimitError, match="stopped after 1 s"):
+        done(spark_lake, "rewrite_data_files", procedures=Late)
+    began = iter([0.0])
+    with pytest.raises(LimitError, match="over before this statement"):
+        maintain(
+            spark,
+            lake,
+            TABLE,
+            "rewrite_data_files",
+            SOON,
+            dry_run=False,
+            timer=lambda: next(began, 86_400.0),
+        )
     after = lake.history(TABLE)
     assert before is not None and after is not None and after.head_id == before.head_id
     assert spark.rows(f"SELECT count(*) AS n FROM lake.{TABLE}") == [{"n": 720_000}]
@@ -290,7 +301,7 @@ def test_a_lost_plan_is_made_anew_and_its_seconds_are_counted(spark_lake: Connec
     """A row of a file that is being rewritten is deleted meanwhile: what was read is void."""
     spark, lake, url = spark_lake
     make(spark, TABLE, 2, files=2, rows=400_000)
-    said, pauses = list[str](), list[float]()
+    said, pauses, deleted = list[str](), list[float](), list[int]()
     effect = maintain(
         spark,
         lake,
@@ -300,13 +311,13 @@ def test_a_lost_plan_is_made_anew_and_its_seconds_are_counted(spark_lake: Connec
         dry_run=False,
         say=said.append,
         sleep=pauses.append,
-        procedures=disturbed(url, times=1),
+        procedures=disturbed(url, times=1, deleted=deleted),
     )
     assert isinstance(effect, Effect)
     assert (effect.conflicts, len(pauses), effect.after.data_files) == (1, 1, 1)
     assert effect.lost_s > 0
     assert any("found new position delete for replaced data file" in line for line in said)
-    assert effect.probe_after is not None and effect.probe_after.rows == 719_999
+    assert effect.probe_after is not None and effect.probe_after.rows == 720_000 - len(deleted)
 
 
 def test_a_run_gives_up_after_so_many_lost_plans(spark_lake: Connected) -> None:
@@ -328,9 +339,9 @@ def test_a_run_gives_up_after_so_many_lost_plans(spark_lake: Connected) -> None:
     assert len(pauses) == 1
 
 
-def disturbed(url: str, *, times: int) -> type[Procedures]:
-    """Another writer deletes a row while each of the first calls runs."""
-    calls = list[int]()
+def disturbed(url: str, *, times: int, deleted: list[int] | None = None) -> type[Procedures]:
+    """Another writer deletes row after row of the table while each of the first calls runs."""
+    gone, calls = deleted if deleted is not None else list[int](), list[int]()
 
     class Disturbed(Procedures):
         def rewrite_data_files(self, **given: Any) -> int:
@@ -338,17 +349,21 @@ def disturbed(url: str, *, times: int) -> type[Procedures]:
             if len(calls) >= times:
                 return call()
             calls.append(1)
+            over = threading.Event()
 
             def delete() -> None:
                 with spark_session(url) as other:
-                    other.rows(f"DELETE FROM lake.{TABLE} WHERE id = {len(calls) * 10}")
+                    while not over.is_set():
+                        other.rows(f"DELETE FROM lake.{TABLE} WHERE id = {10 * len(gone)}")
+                        gone.append(1)
 
-            timer = threading.Timer(0.3, delete)
-            timer.start()
+            thread = threading.Thread(target=delete)
+            thread.start()
             try:
                 return call()
             finally:
-                timer.join()
+                over.set()
+                thread.join()
 
     return Disturbed
 
