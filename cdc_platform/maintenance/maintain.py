@@ -11,6 +11,7 @@ Rules:
   checksum, and row lineage on v3. At most `GROUPS_MAX` calls of a run, a commit each, and another where deletes dangle.
 - A commit that another writer's was before is tried again by Iceberg itself, on metadata alone: the table is told to do
   so more often than by default, unless it says something of its own (`commit.retry.*`).
+- A snapshot that changed rows halts all maintenance of the table (`maintenance/halted.py`), dry runs apart.
 - A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
   what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
 - Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store, and
@@ -38,6 +39,7 @@ from cdc_platform.lake.files import FileListing, Reach, live_files, normal_path,
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark
 from cdc_platform.maintenance.gates import Facts, require
+from cdc_platform.maintenance.halted import Halt, halted
 from cdc_platform.maintenance.health import TableHealth, table_health
 from cdc_platform.maintenance.plan import (
     MB,
@@ -157,12 +159,14 @@ def maintain(
 ) -> Effect | Plan:
     """Carry out one operation on one table, telling `say` the plan first; with `dry_run` only return the plan.
 
-    Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
-    `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
+    Raises ConfigError when it is refused, InvariantError when the table is halted, ConflictError after `conflicts_max` lost plans, LimitError when
+    `run_time_max` was over before anything was done, InvariantError also when it did not do what it must, or more.
     """
     run = _Run(
         procedures(spark, lake.name, table), spark, lake, table, operation, policy, run_id, clock, timer, sleep, say
     )
+    if not dry_run:
+        run.require_not_halted()
     plan = run.gate_and_plan()
     if dry_run:
         return plan
@@ -198,6 +202,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.began_s = self.timer()
+
+    def require_not_halted(self) -> None:
+        """Raise InvariantError on a table that bears the mark of a failed proof."""
+        if (found := halted(self.history())) is not None:
+            raise found.error(self.lake.name)
 
     def gate_and_plan(self) -> Plan:
         """Refuse or plan. Asks the engine for its versions; reads metadata alone."""
@@ -379,11 +388,26 @@ class _Run:
             if snapshot.snapshot_id == made.snapshot_id:
                 break
             newer.append(snapshot.snapshot_id)
-        require_same(self.table, self.operation, before, after, catalog=self.lake.name, newer_commits=newer)
+        try:
+            require_same(self.table, self.operation, before, after, catalog=self.lake.name, newer_commits=newer)
+        except InvariantError as error:
+            self.halt(Halt(made.snapshot_id, made.parent_id, self.operation, int(self.clock() * 1000), error.what))
+            raise
         if before.lineage is None and after.lineage is not None:
             self.note("the snapshot before it has no row lineage (made before the upgrade to v3): none to compare")
         if after.left_out:
             self.note(f"not in the checksum, for they can't be hashed: {', '.join(after.left_out)}")
+
+    def halt(self, halt: Halt) -> None:
+        """Keep the snapshot to go back to, and let nothing else touch the table. The mark first: it stops expiry."""
+        for step in (
+            lambda: self.procedures.set_properties(halt.property()),
+            lambda: self.procedures.tag(halt.tag, halt.parent_id),
+        ):
+            try:
+                step()
+            except CdcError as error:  # What is wrong with the rows is still the error to raise.
+                self.note(f"the table could not be marked as halted: {_what(error)}; stop its sensors at once")
 
     def probe(self, snapshot_id: int, beside: int | None = None) -> Probe:
         of = columns(self.lake, self.table, snapshot_id, beside=beside)

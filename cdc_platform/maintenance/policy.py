@@ -17,12 +17,14 @@ from typing import Literal
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.maintenance.debt import RUNS_MIN, Debt, debt_of
+from cdc_platform.maintenance.halted import Halted
 from cdc_platform.maintenance.health import TableHealth
 from cdc_platform.maintenance.protection import Kept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, rewrote, since_rewrite
 from cdc_platform.registry.maintenance import Maintenance, quiet_minutes
 
 METADATA_BYTES_MAX = 32 << 20  # Every commit writes it anew: at 32 MiB, a commit every second keeps a disk busy.
+HALTED = "halted"  # A finding that is no figure.
 HISTORY_BYTES_MIN = 1 << 30  # Below a GiB, history is no matter, however small the table.
 _DAY_MIN = 24 * 60
 _MINUTE_MS = 60_000
@@ -213,12 +215,17 @@ def past_retention(history: TableHistory, policy: Maintenance, now_ms: int) -> t
 
 
 def limits(
-    health: TableHealth, policy: Maintenance, *, past_retention_ids: Sequence[int] | None = None
+    health: TableHealth,
+    policy: Maintenance,
+    *,
+    past_retention_ids: Sequence[int] | None = None,
+    mark: Halted | None = None,
 ) -> tuple[Finding, ...]:
     """Figures far beyond what should have started an operation: it does not run, or it does not help.
 
     `past_retention_ids` as `past_retention` has them; None: nobody looked. A tag that never moves keeps them all, and
     then nothing may go and nothing is due: only this tells.
+    `mark` as `halted` finds it: with it no operation runs, and rows may be wrong.
     """
     stage, _, name = health.table.partition(".")
     command = f"cdc-platform maintain {name} {{}}{' --stage curated' if stage == 'curated' else ''} --dry-run"
@@ -227,6 +234,7 @@ def limits(
     times, past = policy.alarm_at, None if past_retention_ids is None else len(past_retention_ids)
     history_max = max(HISTORY_BYTES_MIN, times * (health.data_bytes + health.delete_bytes))
     looked_at: list[tuple[Group, str, float | None, float, str]] = [
+        ("files", HALTED, 1 if mark else None, 0, f"{mark.what}. {mark.action()}" if mark else ""),
         ("files", "delete_files", health.delete_files, times * policy.rewrite_delete_files, rewrite),
         ("files", "delete_ratio", health.delete_ratio, times * policy.rewrite_delete_ratio, rewrite),
         ("files", "small_files", health.small_files, times * policy.rewrite_small_files, rewrite),
