@@ -24,7 +24,7 @@ BEGINNING = "beginning"
 class Due:
     """A decision, and where the operation starts from: each run that ends well moves it (`maintenance/runs.py`).
 
-    One that recorded what it made and failed does not: else it would have fresh attempts for ever.
+    One that failed does not, though it is recorded: else it would have fresh attempts for ever.
     """
 
     decision: Decision

@@ -64,8 +64,8 @@ class Halted:
         # By the tag: `rollback_to_snapshot` refuses a snapshot that an expiry has cut off from the head.
         back = f"CALL {catalog}.system.set_current_snapshot(table => '{self.table}', ref => '{self.halt.tag}')"
         return (
-            f"Stop the table's writer, roll back to the tag with `{back}` (commits since go with it), start the writer, "
-            f"which writes them again, then {unset} and `ALTER TABLE {table} DROP TAG {self.halt.tag}`"
+            f"Stop the table's writer, roll back to the tag with `{back}` (commits since go with it), start the "
+            f"writer, which writes them again, then {unset} and `ALTER TABLE {table} DROP TAG {self.halt.tag}`"
         )
 
     def error(self, catalog: str) -> InvariantError:

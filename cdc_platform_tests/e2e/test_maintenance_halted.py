@@ -8,16 +8,17 @@ from typing import Any, get_args
 
 import pytest
 
-from cdc_platform.errors import InvariantError
+from cdc_platform.errors import ConfigError, ConflictError, InvariantError
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.lake.spark import Spark
-from cdc_platform.maintenance.due import due
+from cdc_platform.maintenance.due import BEGINNING, due
+from cdc_platform.maintenance.gates import Engine
 from cdc_platform.maintenance.halted import PROPERTY
 from cdc_platform.maintenance.maintain import Effect, maintain
 from cdc_platform.maintenance.plan import RewritePlan
 from cdc_platform.maintenance.procedures import Procedures
-from cdc_platform.maintenance.runs import Operation
+from cdc_platform.maintenance.runs import Operation, past_runs
 from cdc_platform.registry.maintenance import Maintenance
 
 pytestmark = [pytest.mark.e2e]
@@ -109,3 +110,37 @@ def test_changed_rows_halt_everything_until_a_person_rolled_back_and_took_the_ma
     bench.spark.rows(f"ALTER TABLE lake.{bench.table} DROP TAG {tag}")
     assert bench.spark.rows(f"SELECT count(*) AS n FROM lake.{bench.table}") == [{"n": 30}]
     assert bench.run("rewrite_data_files").after.data_files == 1
+
+
+def test_a_run_that_lost_everything_to_conflicts_is_recorded_and_the_next_one_waits_longer(bench: Bench) -> None:
+    class Losing(Procedures):
+        def rewrite_data_files(self, **_given: Any) -> int:
+            raise ConflictError("another writer committed first", where="x", action="y")
+
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="plans lost"):
+            bench.run("rewrite_data_files", Losing)
+    [run] = past_runs(bench.history.properties, "rewrite_data_files")
+    assert (run.changed, run.complete, run.failed, run.failures) == (False, False, True, 2)
+    every_commit = SOON.model_copy(update={"rewrite_after_commits": 1})
+    minute_ms, found = 60_000, []
+    for minutes in (3.9, 4.1):  # A minute, twice as long after each failure.
+        now_ms = run.at_ms + int(minutes * minute_ms)
+        found.append(due(bench.lake, bench.table, "rewrite_data_files", every_commit, now_ms=now_ms))
+    assert [(one.decision.due, one.start) for one in found] == [(False, BEGINNING), (True, BEGINNING)]
+    assert bench.run("rewrite_data_files").after.data_files == 1
+    assert [one.failed for one in past_runs(bench.history.properties, "rewrite_data_files")] == [False, True]
+
+
+def test_a_table_that_was_partitioned_later_is_refused_by_an_engine_that_takes_its_deletes_for_dangling(
+    bench: Bench,
+) -> None:
+    class Old(Procedures):
+        def engine(self) -> Engine:
+            return Engine("1.11.0", "4.1.4")
+
+    assert isinstance(bench.run("rewrite_data_files", Old, dry_run=True), RewritePlan)
+    bench.spark.rows(f"ALTER TABLE lake.{bench.table} ADD PARTITION FIELD bucket(4, id)")
+    with pytest.raises(ConfigError, match="deleted rows come back"):
+        bench.run("rewrite_data_files", Old, dry_run=True)
+    assert isinstance(bench.run("rewrite_data_files", dry_run=True), RewritePlan)
