@@ -128,11 +128,13 @@ class Operations:
 
     def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
         """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
+        from cdc_platform.maintenance.halted import halted
         from cdc_platform.maintenance.policy import limits, past_retention
 
         policy, history = self.deployment.table(name).maintenance(stage), self.lake.history(_TABLES[stage](name))
         past = past_retention(history, policy, time.time_ns() // 1_000_000) if history else None
-        return limits(state, policy, past_retention_ids=past)
+        mark = halted(history) if history else None
+        return limits(state, policy, past_retention_ids=past, mark=mark)
 
     def replay(self, name: str, *, into: str) -> "tuple[LandingPosition, RowsApart]":
         """Build `into` from the change log, and compare it with landing, row by row."""

@@ -112,6 +112,11 @@ class Reach:
             {p: n for p, n in self.metadata(gone).items() if p not in kept_metadata},
         )
 
+    def needed(self, first_id: int) -> list[str]:
+        """Files and metadata that any snapshot reaches, each once, those of `first_id` before all others."""
+        first = self.metadata([first_id]) | self.files([first_id])
+        return list(first | self.metadata(self.manifests_of) | self.files(self.manifests_of))
+
     @property
     def history_bytes(self) -> int:
         """Of data and delete files that older snapshots hold and the head does not reach."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.maintenance.runs import PastRun, SinceRewrite, since_rewrite
+from cdc_platform.maintenance.runs import PastRun, SinceRewrite, settled, since_rewrite
 
 RUNS_MIN = 2  # One run may have been an exception.
 _AHEAD_MAX_MS = 366 * 86_400_000  # Further ahead, a prediction says nothing.
@@ -73,7 +73,7 @@ def debt_of(
     slope, cost_s = _slope(runs), _cost_s(runs)
     if head is None or slope is None or cost_s is None or len(files) < len(snapshots):
         return Debt(delete_files, slope, cost_s, whole=since.whole, counted=len(files) == len(snapshots))
-    from_ms = _paid_from_ms(since, runs, now_ms)
+    from_ms = _paid_from_ms(since, settled(runs), now_ms)
     begins = [max(s.timestamp_ms, from_ms) for s in snapshots]
     ends = [*begins[1:], now_ms]
     rate = reads_per_hour / _HOUR_MS * slope  # Seconds paid per millisecond and delete file.
@@ -124,7 +124,14 @@ def _slope(runs: Sequence[PastRun]) -> float | None:
 
 
 def _cost_s(runs: Sequence[PastRun]) -> float | None:
-    found = [run.took_s + run.lost_s for run in runs if run.changed and run.complete]
+    """Median of what a rewrite took, with what it lost, and what void runs lost before it."""
+    found, lost_s = list[float](), 0.0
+    for run in reversed(runs):
+        if run.void:
+            lost_s += run.lost_s
+        elif run.changed and run.complete:
+            found.append(run.took_s + run.lost_s + lost_s)
+            lost_s = 0.0
     return median(found) if len(found) >= RUNS_MIN else None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.files import listing_of
 from cdc_platform.lake.snapshot import TableHistory
+from cdc_platform.maintenance.halted import halted
 from cdc_platform.maintenance.health import TableHealth, figures_of, health_of
 from cdc_platform.maintenance.policy import Decision, expiry_due, positions_due, rewrite_due
 from cdc_platform.maintenance.protection import Retention, keeping
@@ -23,7 +24,7 @@ BEGINNING = "beginning"
 class Due:
     """A decision, and where the operation starts from: each run that ends well moves it (`maintenance/runs.py`).
 
-    One that recorded what it made and failed does not: else it would have fresh attempts for ever.
+    One that failed does not, though it is recorded: else it would have fresh attempts for ever.
     """
 
     decision: Decision
@@ -31,7 +32,7 @@ class Due:
 
 
 def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, now_ms: int) -> Due:
-    """Decide on one table. An operation that is carried out by hand alone is never due."""
+    """Decide on one table. One that is carried out by hand alone, or of a halted table, is never due."""
     loaded = lake.load(table)
     history = None if loaded is None else history_of(table, loaded)
 
@@ -41,7 +42,10 @@ def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, no
             return None
         return health_of(listing, history, target_file_mb=policy.target_file_mb)
 
+    mark = None if history is None else halted(history)
     match operation:
+        case _ if mark is not None:
+            decision = Decision(False, f"{mark.what}. {mark.action(lake.name)}")
         case "rewrite_data_files":
             found = health(history) if history and _may_be_small(history, policy) else None
             decision = rewrite_due(history, found, policy, now_ms)

@@ -10,6 +10,7 @@ Units: `*_bytes` bytes, `*_s` seconds; `*_deletes` count rows, `*_files` files.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import dataclass
 
 from cdc_platform.lake.catalog import Lake, history_of
@@ -18,7 +19,7 @@ from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.maintenance.runs import since_rewrite
 
 _MB = 1024 * 1024
-_SMALL = 0.75  # Of the target size: below it, Iceberg's rewrite takes a file up (`min-file-size-bytes`).
+SMALL, LARGE = 0.75, 1.8  # Times the target size: Iceberg's own bounds of what a rewrite takes.
 _LAST = chr(0x10FFFF)  # Sorts after every letter that a path has.
 
 
@@ -32,7 +33,7 @@ class TableHealth:
     data_files: int
     data_records: int
     data_bytes: int
-    small_files: int  # Data files below three quarters of the target size (Iceberg's own bound).
+    small_files: int  # Data files below three quarters of the target size, if a rewrite can merge them (`small`).
     equality_delete_files: int
     equality_deletes: int
     position_delete_files: int  # Deletion vectors apart.
@@ -129,7 +130,6 @@ def health_of(
     equality = [f for f in listing.files if f.content == "equality_deletes"]
     vectors = [f for f in listing.files if f.vector]
     positions = [f for f in listing.files if f.content == "position_deletes" and not f.vector]
-    small_below = target_file_mb * _MB * _SMALL
     return TableHealth(
         table=listing.table,
         snapshot_id=listing.snapshot_id,
@@ -137,7 +137,7 @@ def health_of(
         data_files=len(data),
         data_records=sum(f.records for f in data),
         data_bytes=sum(f.bytes for f in data),
-        small_files=sum(f.bytes < small_below for f in data),
+        small_files=len(small(listing, target_file_mb)),
         equality_delete_files=len(equality),
         equality_deletes=sum(f.records for f in equality),
         position_delete_files=len(positions),
@@ -178,6 +178,23 @@ def table_health(
         target_file_mb=target_file_mb,
         history_bytes=reach_of(table, loaded).history_bytes if with_history else None,
     )
+
+
+def small(listing: FileListing, target_file_mb: int) -> list[LiveFile]:
+    """Data files that are small, and have a companion: a rewrite leaves one alone that is the only one of its place.
+
+    A companion is another file of a wrong size. One that a rewrite takes for its deletes is none: deletes are counted
+    on their own.
+    """
+    low, high = SMALL * target_file_mb * _MB, LARGE * target_file_mb * _MB
+    wrong = [f for f in listing.files if f.content == "data" and not low <= f.bytes <= high]
+    beside = Counter(place(listing, f) for f in wrong)
+    return [f for f in wrong if f.bytes < low and beside[place(listing, f)] > 1]
+
+
+def place(listing: FileListing, file: LiveFile) -> tuple[object, ...]:
+    """Files of one place are rewritten together: a partition, or whatever was written under older specs."""
+    return file.partition if listing.spec_id in {None, file.spec_id} else ()
 
 
 def dangling(listing: FileListing) -> list[LiveFile]:

@@ -11,6 +11,8 @@ Rules:
   checksum, and row lineage on v3. At most `GROUPS_MAX` calls of a run, a commit each, and another where deletes dangle.
 - A commit that another writer's was before is tried again by Iceberg itself, on metadata alone: the table is told to do
   so more often than by default, unless it says something of its own (`commit.retry.*`).
+- A snapshot that changed rows halts all maintenance of the table (`maintenance/halted.py`), dry runs apart.
+- A run that fails leaves a record too, so that the next one waits, the longer the more of them failed.
 - A conflict is met with a new plan after a pause that grows, up to `conflicts_max` of them; the seconds that went into
   what another writer's commit made void are counted. An answer that was lost is looked for in the table's history.
 - Expiry takes exactly the planned snapshots, or it fails; what the remaining ones need is looked for on the store, and
@@ -38,10 +40,10 @@ from cdc_platform.lake.files import FileListing, Reach, live_files, normal_path,
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark
 from cdc_platform.maintenance.gates import Facts, require
-from cdc_platform.maintenance.health import TableHealth, table_health
+from cdc_platform.maintenance.halted import Halt, halted
+from cdc_platform.maintenance.health import TableHealth, small, table_health
 from cdc_platform.maintenance.plan import (
     MB,
-    SMALL,
     ExpiryPlan,
     ManifestPlan,
     OrphanPlan,
@@ -158,11 +160,14 @@ def maintain(
     """Carry out one operation on one table, telling `say` the plan first; with `dry_run` only return the plan.
 
     Raises ConfigError when it is refused, ConflictError after `conflicts_max` lost plans, LimitError when
-    `run_time_max` was over before anything was done, InvariantError when it did not do what it must, or more.
+    `run_time_max` was over before anything was done, InvariantError when the table is halted, or when the run did not
+    do what it must, or more.
     """
     run = _Run(
         procedures(spark, lake.name, table), spark, lake, table, operation, policy, run_id, clock, timer, sleep, say
     )
+    if not dry_run:
+        run.require_not_halted()
     plan = run.gate_and_plan()
     if dry_run:
         return plan
@@ -190,6 +195,7 @@ class _Run:
     written: int = 0  # Bytes of the files that it replaced.
     broke: Exception | None = None  # After a commit of its own.
     expired: int = 0
+    recorded: bool = False
     removed: int = 0
     checked: int = 0
     files_left: int = 0
@@ -199,11 +205,19 @@ class _Run:
     def __post_init__(self) -> None:
         self.began_s = self.timer()
 
+    def require_not_halted(self) -> None:
+        """Raise InvariantError on a table that bears the mark of a failed proof."""
+        if (found := halted(self.history())) is not None:
+            raise found.error(self.lake.name)
+
     def gate_and_plan(self) -> Plan:
         """Refuse or plan. Asks the engine for its versions; reads metadata alone."""
         history, listing = self.history(), self.listing()
         positions = sum(f.content == "position_deletes" and not f.vector for f in listing.files)
-        facts = Facts(listing.format_version, len(history.refs), positions, history.properties)
+        loaded = self.lake.load(self.table)
+        assert loaded is not None, "it was there a moment ago"
+        mixed = 0 < len(listing.unpartitioned_specs) < len(loaded.specs())
+        facts = Facts(listing.format_version, len(history.refs), positions, history.properties, mixed)
         require(self.operation, self.table, facts, self.procedures.engine())
         return self.plan(history, listing)
 
@@ -229,6 +243,14 @@ class _Run:
 
     def carry_out(self, plan: Plan) -> Effect:
         before = self.health()
+        try:
+            return self.carry_out_on(plan, before)
+        except Exception:
+            if not self.recorded:
+                self.record_failure(before)
+            raise
+
+    def carry_out_on(self, plan: Plan, before: TableHealth) -> Effect:
         if not plan.is_empty and not PATIENCE.keys() & self.history().properties.keys():
             self.procedures.set_properties(PATIENCE)
         if plan.is_empty:
@@ -379,11 +401,26 @@ class _Run:
             if snapshot.snapshot_id == made.snapshot_id:
                 break
             newer.append(snapshot.snapshot_id)
-        require_same(self.table, self.operation, before, after, catalog=self.lake.name, newer_commits=newer)
+        try:
+            require_same(self.table, self.operation, before, after, catalog=self.lake.name, newer_commits=newer)
+        except InvariantError as error:
+            self.halt(Halt(made.snapshot_id, made.parent_id, self.operation, int(self.clock() * 1000), error.what))
+            raise
         if before.lineage is None and after.lineage is not None:
             self.note("the snapshot before it has no row lineage (made before the upgrade to v3): none to compare")
         if after.left_out:
             self.note(f"not in the checksum, for they can't be hashed: {', '.join(after.left_out)}")
+
+    def halt(self, halt: Halt) -> None:
+        """Keep the snapshot to go back to, and let nothing else touch the table. The mark first: it stops expiry."""
+        for step in (
+            lambda: self.procedures.set_properties(halt.property()),
+            lambda: self.procedures.tag(halt.tag, halt.parent_id),
+        ):
+            try:
+                step()
+            except CdcError as error:  # What is wrong with the rows is still the error to raise.
+                self.note(f"the table could not be marked as halted: {_what(error)}; stop its sensors at once")
 
     def probe(self, snapshot_id: int, beside: int | None = None) -> Probe:
         of = columns(self.lake, self.table, snapshot_id, beside=beside)
@@ -523,10 +560,7 @@ class _Run:
     def require_files(self, history: TableHistory) -> None:
         """What refs need is on the store; the newest first, up to a bound."""
         reach = self.reach([*{_head_id(history), *history.refs.values()}])
-        needed = [*reach.metadata([_head_id(history)]), *reach.files([_head_id(history)])]
-        needed += [
-            p for p in (*reach.metadata(reach.manifests_of), *reach.files(reach.manifests_of)) if p not in needed
-        ]
+        needed = reach.needed(_head_id(history))
         loaded = self.lake.load(self.table)
         assert loaded is not None, "it was there a moment ago"
         missing = [p for p in needed[:_FILES_CHECKED_MAX] if not loaded.io.new_input(p).exists()]
@@ -637,6 +671,7 @@ class _Run:
             complete=complete,
             failed=failed,
         )
+        self.recorded = True
         self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
             operation=self.operation,
@@ -661,13 +696,30 @@ class _Run:
             expired_snapshots=self.expired,
         )
 
+    def record_failure(self, before: TableHealth) -> None:
+        """Record a run that settled nothing: what it lost, and that it failed."""
+        record = PastRun(
+            at_ms=int(self.clock() * 1000),
+            snapshot_id=before.snapshot_id,
+            took_s=self.took_s,
+            changed=False,
+            delete_files=before.delete_files,
+            deletes=before.deletes,
+            lost_s=self.lost_s,
+            complete=False,
+            failed=True,
+        )
+        try:
+            self.procedures.set_properties(dict([with_run(self.history().properties, self.operation, record)]))
+        except CdcError as error:  # What the run failed with is still the error to raise.
+            self.note(f"that it failed is not recorded: {_what(error)}")
+
     def small_files(self, history: TableHistory, snapshot_id: int) -> int:
-        """Small data files that were there at a snapshot, and still are."""
-        snapshot, below = history.snapshots.get(snapshot_id), SMALL * self.policy.target_file_mb * MB
+        """Small data files that count now (`health.small_files`) and were there at a snapshot."""
+        snapshot = history.snapshots.get(snapshot_id)
         newest = None if snapshot is None else snapshot.sequence_number
         return sum(
-            f.content == "data" and f.bytes < below and (newest is None or f.sequence_number <= newest)
-            for f in self.listing().files
+            newest is None or f.sequence_number <= newest for f in small(self.listing(), self.policy.target_file_mb)
         )
 
     def note(self, text: str) -> None:

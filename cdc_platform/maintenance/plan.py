@@ -19,13 +19,12 @@ from typing import Any
 
 from cdc_platform.lake.files import FileListing, LiveFile, Reach
 from cdc_platform.lake.snapshot import TableHistory
-from cdc_platform.maintenance.health import dangling
+from cdc_platform.maintenance.health import LARGE, SMALL, dangling, place
 from cdc_platform.maintenance.protection import Keeping, Kept
 from cdc_platform.maintenance.runs import PastRun
 
 MB = 1 << 20
 GROUPS_MAX = 10  # Calls of one run: each commit of theirs is read before and after it (`maintenance/maintain.py`).
-SMALL, LARGE = 0.75, 1.8  # Times the target size: Iceberg's own bounds.
 # Heap that a running task holds for an equality-delete key: 210 bytes for a long, 260 for a text of 36 characters (live
 # objects while 1 M keys were applied, Iceberg 1.12.0, 2026-11; docs/maintenance.md).
 KEY_BYTES = 260
@@ -216,10 +215,10 @@ def rewrite_plan(
     chosen = [f for f in data if reach.reaches(f)]
     odd = defaultdict[Any, list[LiveFile]](list)
     taken = {f.path for f in chosen}
-    together = {_place(listing, f) for f in chosen}
+    together = {place(listing, f) for f in chosen}
     for file in data:
         if file.path not in taken and not SMALL * target_mb * MB <= file.bytes <= LARGE * target_mb * MB:
-            odd[_place(listing, file)].append(file)
+            odd[place(listing, file)].append(file)
     for where, files in odd.items():
         much = sum(f.bytes for f in files) > LARGE * target_mb * MB
         chosen += files if len(files) > 1 or much or where in together else []
@@ -246,11 +245,6 @@ def rewrite_plan(
         files_per_call=files_per_call,
         paths=frozenset(f.path for f in chosen),
     )
-
-
-def _place(listing: FileListing, file: LiveFile) -> Any:
-    """Files of one place are rewritten together: a partition, or whatever was written under older specs."""
-    return file.partition if listing.spec_id in {None, file.spec_id} else ()
 
 
 def position_delete_plan(listing: FileListing, past: Sequence[PastRun]) -> PositionDeletePlan:

@@ -17,16 +17,27 @@ from typing import Literal
 
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.maintenance.debt import RUNS_MIN, Debt, debt_of
+from cdc_platform.maintenance.halted import Halted
 from cdc_platform.maintenance.health import TableHealth
 from cdc_platform.maintenance.protection import Kept
-from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, rewrote, since_rewrite
+from cdc_platform.maintenance.runs import (
+    Operation,
+    PastRun,
+    failures_in_a_row,
+    past_runs,
+    rewrote,
+    settled,
+    since_rewrite,
+)
 from cdc_platform.registry.maintenance import Maintenance, quiet_minutes
 
 METADATA_BYTES_MAX = 32 << 20  # Every commit writes it anew: at 32 MiB, a commit every second keeps a disk busy.
+HALTED = "halted"  # A finding that is no figure.
 HISTORY_BYTES_MIN = 1 << 30  # Below a GiB, history is no matter, however small the table.
 _DAY_MIN = 24 * 60
 _MINUTE_MS = 60_000
 _KEPT_NAMED_MAX = 3
+_BACK_OFF_MAX_MS, _DOUBLED_MAX = 3_600_000, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_data_files")
     since = since_rewrite(history)
-    files, left = _files(history, history.head, health), _left(runs, since.start)
+    files, left = _files(history, history.head, health), _left(settled(runs), since.start)
     debt = debt_of(history, runs, reads_per_hour=policy.reads_per_hour, now_ms=now_ms, left=left.delete_files or 0)
     by_model = policy.rewrite_by == "model" and debt.known
     times, told = (policy.alarm_at, " (whatever the model says)") if by_model else (1, "")
@@ -144,7 +155,7 @@ def rewrite_due(history: TableHistory | None, health: TableHealth | None, policy
         for key, measured, now_left, what in figured
     ]
     triggers = [replace(trigger, told=trigger.told + told) for trigger in triggers]
-    if _goes_on(runs, since.start):
+    if _goes_on(settled(runs), since.start):
         triggers.append(_Trigger("min_interval", 1, 1, "runs", " was cut short, and what it planned is not all taken"))
     measured = {
         "commits": since.commits,
@@ -168,7 +179,7 @@ def positions_due(
         return _no_snapshot(history)
     runs = past_runs(history.properties, "rewrite_position_delete_files")
     measured = _position_files(history, history.head, health)
-    left = _positions_left(history, runs)
+    left = _positions_left(history, settled(runs))
     trigger = _beyond("positions_after_files", measured, left, policy.positions_after_files, "position-delete files")
     figures = {} if measured is None else {"position_delete_files": float(measured)}
     return _decided(
@@ -213,12 +224,17 @@ def past_retention(history: TableHistory, policy: Maintenance, now_ms: int) -> t
 
 
 def limits(
-    health: TableHealth, policy: Maintenance, *, past_retention_ids: Sequence[int] | None = None
+    health: TableHealth,
+    policy: Maintenance,
+    *,
+    past_retention_ids: Sequence[int] | None = None,
+    mark: Halted | None = None,
 ) -> tuple[Finding, ...]:
     """Figures far beyond what should have started an operation: it does not run, or it does not help.
 
     `past_retention_ids` as `past_retention` has them; None: nobody looked. A tag that never moves keeps them all, and
     then nothing may go and nothing is due: only this tells.
+    `mark` as `halted` finds it: with it no operation runs, and rows may be wrong.
     """
     stage, _, name = health.table.partition(".")
     command = f"cdc-platform maintain {name} {{}}{' --stage curated' if stage == 'curated' else ''} --dry-run"
@@ -227,6 +243,7 @@ def limits(
     times, past = policy.alarm_at, None if past_retention_ids is None else len(past_retention_ids)
     history_max = max(HISTORY_BYTES_MIN, times * (health.data_bytes + health.delete_bytes))
     looked_at: list[tuple[Group, str, float | None, float, str]] = [
+        ("files", HALTED, 1 if mark else None, 0, f"{mark.what}. {mark.action()}" if mark else ""),
         ("files", "delete_files", health.delete_files, times * policy.rewrite_delete_files, rewrite),
         ("files", "delete_ratio", health.delete_ratio, times * policy.rewrite_delete_ratio, rewrite),
         ("files", "small_files", health.small_files, times * policy.rewrite_small_files, rewrite),
@@ -280,15 +297,23 @@ def _decided(
     if (until_ms := quiet(policy, now_ms)) is not None:
         return Decision(False, "; ".join([f"quiet hours until {_at(until_ms)}, then it runs", *told]), figures)
     if (until_ms := _interval_end(runs, policy, now_ms)) is not None:
-        wait = f"{operation} ended at {_at(runs[0].at_ms)}: runs from {_at(until_ms)} on (min_interval)"
+        failures = failures_in_a_row(runs)
+        ended = f"failed {failures} times in a row, last" if failures else "ended"
+        twice = ", twice as long after each failure" if failures else ""
+        wait = f"{operation} {ended} at {_at(runs[0].at_ms)}: runs from {_at(until_ms)} on (min_interval{twice})"
         return Decision(False, "; ".join([wait, *told]), figures)
     return Decision(True, "; ".join([f"{started} is reached: {told[0]}", *told[1:]]), figures, started)
 
 
 def _interval_end(runs: Sequence[PastRun], policy: Maintenance, now_ms: int) -> int | None:
-    """When the next run may start; None: now. A run recorded far in the future is a clock's error and stops nothing."""
-    interval_ms = _ms(policy.min_interval)
-    if not runs or not -interval_ms < now_ms - runs[0].at_ms < interval_ms:
+    """When the next run may start; None: now. A run recorded far in the future is a clock's error and stops nothing.
+
+    After failures in a row the interval is twice as long for each, up to an hour, or to what the policy says.
+    """
+    least_ms = _ms(policy.min_interval)
+    longer_ms = least_ms << min(failures_in_a_row(runs), _DOUBLED_MAX)
+    interval_ms = max(least_ms, min(longer_ms, _BACK_OFF_MAX_MS))
+    if not runs or not -least_ms < now_ms - runs[0].at_ms < interval_ms:
         return None
     return runs[0].at_ms + interval_ms
 

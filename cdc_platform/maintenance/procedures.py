@@ -105,6 +105,13 @@ class Procedures:
             "RETAIN 36500 DAYS"
         )
 
+    def tag(self, name: str, snapshot_id: int) -> None:
+        """Tag a snapshot, for longer than the table's own default for refs may say."""
+        self._spark.rows(
+            f"ALTER TABLE {self._name} CREATE OR REPLACE TAG {quoted(name)} AS OF VERSION {int(snapshot_id)} "
+            "RETAIN 36500 DAYS"
+        )
+
     def orphans(self, older_than_ms: int) -> tuple[str, ...]:
         """What `remove_orphan_files` would remove; nothing is."""
         found = self._call(

@@ -5,6 +5,7 @@ go with the others (`maintenance/plan.py`), expiring (`maintenance/procedures.py
 Rules:
 - A branch keeps its newest snapshots by count and by age: by what it declares itself, else by the policy. Its head and
   every tag stay, unless the ref's own declared age is over and no `keep_refs` pattern names it.
+  A tag of a failed proof (`maintenance/halted.py`) stays whatever it declares.
 - Who walks parents needs every hop. A reader (`reader_*`) goes from the head back to its tag; so does the sink to
   its newest position, a merge to the newest one it stamped, and a Flink job to its newest committed checkpoint.
   Nothing between is cut. A Flink job that another of the same operator has followed is waited for as long as a
@@ -22,6 +23,7 @@ from cdc_platform.hops.merge import UPSTREAM_SNAPSHOT
 from cdc_platform.lake.files import normal_path
 from cdc_platform.lake.snapshot import Ref, Snapshot, TableHistory
 from cdc_platform.landing.position import POSITION_TAG, landed
+from cdc_platform.maintenance.halted import KEEP_BEFORE
 from cdc_platform.registry.maintenance import Maintenance
 
 MAIN = "main"
@@ -66,7 +68,9 @@ class Keeping:
 def keeping(history: TableHistory, retention: Retention, *, now_ms: int) -> Keeping:
     """Return which snapshots stay, for whom."""
     over = [ref for ref in history.retention if ref.name != MAIN and _is_over(history, ref, now_ms)]
-    renewed = tuple(ref for ref in over if any(fnmatchcase(ref.name, p) for p in retention.keep_refs))
+    renewed = tuple(
+        ref for ref in over if any(fnmatchcase(ref.name, p) for p in (f"{KEEP_BEFORE}*", *retention.keep_refs))
+    )
     gone = {ref.name for ref in over} - {ref.name for ref in renewed}
     refs = [ref for ref in history.retention if ref.name not in gone]
     if history.head_id is not None and not any(ref.name == MAIN for ref in refs):

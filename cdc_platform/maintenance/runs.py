@@ -8,8 +8,9 @@ Rules: each record is read by itself, so one that can't be read costs itself alo
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -36,7 +37,7 @@ _Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One run that got as far as its record, with or without something to do."""
+    """One run that got as far as its record: with or without something to do, well or not."""
 
     at_ms: _Count  # Its end, UTC.
     snapshot_id: int  # The last that it made itself, or the head at its start: what came later is none of its work.
@@ -51,6 +52,22 @@ class PastRun:
     small_files_left: _Count | None = None  # After it; None when nobody counted.
     complete: bool = True  # False: it was cut short, by a limit or a conflict, with planned files not taken.
     failed: bool = False  # It ended with an error all the same: it is no progress, and the next run is a retry.
+    failures: _Count = 0  # Void ones in a row, of which this record is the last; `lost_s` is of all of them.
+
+    @property
+    def void(self) -> bool:
+        """It failed and changed nothing: the table is as the run before it left it."""
+        return self.failed and not self.changed
+
+
+def settled(runs: Sequence[PastRun]) -> list[PastRun]:
+    """Runs that left a table where the next decision begins: all but void ones."""
+    return [run for run in runs if not run.void]
+
+
+def failures_in_a_row(runs: Sequence[PastRun]) -> int:
+    """How many of the newest runs failed, one after the other."""
+    return sum(max(1, run.failures) for run in takewhile(lambda run: run.failed, runs))
 
 
 def _or_none(value: Any, validate: ValidatorFunctionWrapHandler) -> PastRun | None:
@@ -79,11 +96,20 @@ def past_runs(properties: Mapping[str, str], operation: Operation) -> tuple[Past
 def with_run(properties: Mapping[str, str], operation: Operation, run: PastRun) -> tuple[str, str]:
     """The property and its new value: `run`, then those recorded before it.
 
-    Of too many, the oldest that changed nothing goes first: what a table has learnt of its rewrites stays.
+    Of too many, the oldest that changed nothing goes first: what a table has learnt of its rewrites stays; and so does
+    the newest that did not fail, for attempts count from it. Void runs in a row are one record.
     """
-    kept = [_readable(run), *past_runs(properties, operation)]
+    newest, past = _readable(run), past_runs(properties, operation)
+    if newest.void:
+        before = past[0] if past and past[0].void else None
+        lost_s, failures = (before.lost_s, max(1, before.failures)) if before else (0.0, 0)
+        newest = _readable(replace(newest, lost_s=newest.lost_s + lost_s, failures=failures + 1))
+        past = past[1:] if before else past
+    kept = [newest, *past]
     while len(kept) > RUNS_KEPT_MAX:  # Bounded: each turn takes one away.
-        kept.pop(next((n for n in reversed(range(1, len(kept))) if not kept[n].changed), -1))
+        start = next((n for n, one in enumerate(kept) if not one.failed), 0)
+        spare = [n for n in reversed(range(1, len(kept))) if n != start]
+        kept.pop(next((n for n in spare if not kept[n].changed), spare[0]))
     return PROPERTY + operation, _RUNS.dump_json(tuple(kept), exclude_defaults=True).decode()
 
 
@@ -110,6 +136,7 @@ def _readable(run: PastRun) -> PastRun:
         read_before_s=measured(run.read_before_s),
         read_after_s=measured(run.read_after_s),
         lost_s=seconds(run.lost_s),
+        failures=count(run.failures),
         small_files_left=None if run.small_files_left is None else count(run.small_files_left),
     )
 
@@ -147,7 +174,7 @@ class SinceRewrite:
 
 def since_rewrite(history: TableHistory) -> SinceRewrite:
     """Walk back to the newest rewrite of data files, or to where the newest run left off, which may have made none."""
-    runs = past_runs(history.properties, "rewrite_data_files")
+    runs = settled(past_runs(history.properties, "rewrite_data_files"))
     run_head = runs[0].snapshot_id if runs else None
     walked: list[Snapshot] = []
     for snapshot in history.ancestry():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from cdc_platform.maintenance.policy import Finding, Group
+from cdc_platform.maintenance.policy import HALTED, Finding, Group
 from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import (
     curated_key,
@@ -201,7 +201,10 @@ def _health(name: str, stage: Stage) -> dg.AssetChecksDefinition:
 def health_result(
     state: "TableHealth | None", findings: Sequence[Finding], check: dg.AssetCheckKey
 ) -> dg.AssetCheckResult:
-    """What a table's state means for one check: beyond a limit is a warning, for nothing is wrong but slow or large."""
+    """What a table's state means for one check: beyond a limit is a warning, for nothing is wrong but slow or large.
+
+    A table whose maintenance is halted may hold wrong rows: an error.
+    """
     if state is None:
         metadata: dict[str, Any] = {"reason": "the table has no snapshot yet"}
         return dg.AssetCheckResult(check_name=check.name, asset_key=check.asset_key, passed=True, metadata=metadata)
@@ -214,7 +217,7 @@ def health_result(
         check_name=check.name,
         asset_key=check.asset_key,
         passed=not found,
-        severity=dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if any(f.figure == HALTED for f in found) else dg.AssetCheckSeverity.WARN,
         metadata=metadata,
     )
 

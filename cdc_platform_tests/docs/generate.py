@@ -22,7 +22,7 @@ from cdc_platform.changelog.log import LOAD_BEGIN, LOAD_END
 from cdc_platform.cli import main as root
 from cdc_platform.hops import merge
 from cdc_platform.landing import commit, dead_letters, events, position
-from cdc_platform.maintenance import runs
+from cdc_platform.maintenance import halted, runs
 from cdc_platform.orchestration import automation
 from cdc_platform.registry import model
 from cdc_platform.registry.declared import Name
@@ -390,12 +390,18 @@ def metadata_keys() -> str:
         "complete through that snapshot for as long as that is the head.",
     }
     maintained = {
-        f"{runs.PROPERTY}<operation>": f"The newest {runs.RUNS_KEPT_MAX} runs of a maintenance operation that ended "
-        "well, as JSON, newest first: when, at which snapshot, how long, what it met, the seconds of a read before and "
-        "after. Decisions and the delete-debt model read it. Removed, it costs one run too early.",
+        f"{runs.PROPERTY}<operation>": f"The newest {runs.RUNS_KEPT_MAX} runs of a maintenance operation, "
+        "as JSON, newest first, failed ones too: when, at which snapshot, how long, what it met, "
+        "the seconds of a read before and after. Decisions and the delete-debt model read it. "
+        "Removed, it costs one run too early.",
+        halted.PROPERTY: "Set by a run whose proof failed: which snapshot changed rows, its parent, the operation, "
+        "when and what, as JSON. As long as it is there no maintenance of the table runs, and `files_are_healthy` "
+        "fails. A person takes it away.",
     }
     tags = {
         position.POSITION_TAG: "On `landing.<table>`: the sink's newest snapshot. It keeps expiry from taking it.",
+        f"{halted.KEEP_BEFORE}<snapshot>": "On landing and curated: the parent of a snapshot by which maintenance "
+        "changed rows, to roll back to. No expiry takes it.",
         merge.reader_tag("<table>"): "On `landing.<table>`: the snapshot that curated was last made from, or found "
         "equal to. It keeps `expire_snapshots` from taking it.",
     }

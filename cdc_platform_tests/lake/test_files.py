@@ -203,3 +203,17 @@ def test_places_of_fields_are_pyicebergs() -> None:
 def test_a_path_is_the_same_whoever_wrote_it(one: str, other: str, same: bool) -> None:
     assert same_path(one, other) is same
     assert normal_path(normal_path(one)) == normal_path(one)
+
+
+def test_what_is_needed_is_named_once_and_the_first_snapshots_own_comes_first() -> None:
+    of = Reach(
+        "t",
+        head_id=2,
+        manifests_of={1: frozenset({"m1", "m2"}), 2: frozenset({"m2", "m3"})},
+        files_in={"m1": {"a": 1}, "m2": {"b": 1}, "m3": {"c": 1}},
+        manifest_bytes={"m1": 1, "m2": 1, "m3": 1},
+        own_metadata={1: {"l1": 1}, 2: {"l2": 1}},
+    )
+    needed = of.needed(2)
+    assert set(needed[:5]) == {"m2", "m3", "l2", "b", "c"}
+    assert sorted(needed[5:]) == ["a", "l1", "m1"]

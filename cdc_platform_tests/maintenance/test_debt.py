@@ -259,3 +259,15 @@ def test_the_rule_never_costs_more_than_twice_the_best_choice_in_hindsight(
             paid_s(begin, last), *(paid_s(begin, end) + cost_s + best_s[end] for end in range(begin + 1, last + 1))
         )
     assert rule_s <= 2 * best_s[0] + 1e-6
+
+
+def test_what_void_runs_lost_is_part_of_what_the_next_rewrite_cost() -> None:
+    good = PastRun(2, 1, took_s=30.0, changed=True, delete_files=10, read_before_s=2.0, read_after_s=1.0)
+    void = PastRun(1, 1, took_s=0.0, changed=False, lost_s=12.0, complete=False, failed=True, failures=3)
+    made = history("landing.t", ("append", {"total-delete-files": "1"}))
+
+    def cost(*runs: PastRun) -> float | None:
+        return debt_of(made, runs, reads_per_hour=1.0, now_ms=10_000).cost_s
+
+    assert cost(good, void, good, void) == 42.0
+    assert cost(void, good, good) == 30.0  # It is the next one's.

@@ -57,6 +57,8 @@ def test_what_no_known_build_is_marked_with_is_a_pre_release(mark: str) -> None:
         ("1.9.2", "rewrite_data_files", Facts(3), "1.10.0"),
         ("1.9.2", "expire_snapshots", Facts(2, refs=2), "1.10.0"),
         ("1.6.1", "rewrite_data_files", Facts(2), "1.7.0"),
+        ("1.11.0", "rewrite_data_files", Facts(2, mixed_specs=True), "deleted rows come back; 1.12.0 does not"),
+        ("1.12.0-SNAPSHOT", "rewrite_data_files", Facts(2, mixed_specs=True), "deleted rows come back"),
         ("unspecified", "rewrite_manifests", Facts(3), "unknown"),
         ("1.12.0", "rewrite_position_delete_files", Facts(3), "touches no deletion vector"),
         ("1.12.0", "expire_snapshots", Facts(2, properties={"gc.enabled": "FALSE"}), "gc.enabled"),

@@ -1,5 +1,6 @@
 """What files and history say of a table; which deletes apply, against the specification's own words."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from cdc_platform.maintenance.health import (
     dangling,
     figures_of,
     health_of,
+    small,
     table_health,
 )
+from cdc_platform.maintenance.plan import rewrite_plan
 from cdc_platform_tests.builders import history
 from cdc_platform_tests.landing.test_transaction import NAME, Bench
 
@@ -118,6 +121,7 @@ def test_figures_are_by_kind_of_file_and_a_vector_weighs_its_own_bytes() -> None
     found = listing(
         data("d/a", 1, size=96 * MB),  # Three quarters of the target: no longer small.
         data("d/b", 1, size=96 * MB - 1),
+        data("d/c", 1, size=231 * MB),  # Too large: the small one's companion.
         equality(2, records=30),
         position(2, (None, None), records=4),
         position(2, ("d/a", "d/a"), vector=True, records=2),
@@ -125,16 +129,34 @@ def test_figures_are_by_kind_of_file_and_a_vector_weighs_its_own_bytes() -> None
     )
     past = history("t", ("append", {}), ("replace", {"deleted-data-files": "1"}), ("append", {}))
     health = health_of(found, past, target_file_mb=128, history_bytes=9)
-    assert (health.data_files, health.data_records, health.data_bytes) == (2, 20, 192 * MB - 1)
+    assert (health.data_files, health.data_records, health.data_bytes) == (3, 30, 423 * MB - 1)
     assert health.small_files == 1
     assert (health.equality_delete_files, health.equality_deletes) == (1, 30)
     assert (health.position_delete_files, health.position_deletes) == (1, 4)
     assert (health.deletion_vectors, health.vector_deletes) == (1, 2)
     assert (health.delete_files, health.deletes, health.delete_bytes) == (3, 36, 7 + 5 + 5)
-    assert (health.delete_ratio, health.equality_deletes_per_data_file) == (36 / 20, 15)
+    assert (health.delete_ratio, health.equality_deletes_per_data_file) == (36 / 30, 10)
     assert (health.snapshots, health.oldest_snapshot_ms, health.commits_since_rewrite) == (3, 1000, 1)
     assert (health.manifests, health.manifest_bytes, health.metadata_bytes) == (3, 300, 1000)
     assert (health.planning_s, health.history_bytes, health.dangling_delete_files) == (0.5, 9, 0)
+
+
+def test_a_file_that_is_alone_in_its_partition_is_not_small_for_no_rewrite_merges_it() -> None:
+    one, two = (1, (1,)), (1, (2,))
+    alone = listing(data("d/a", 1, one), data("d/b", 1, two), data("d/c", 1, two, size=100 * MB))
+    assert small(alone, 128) == []
+    beside = listing(data("d/a", 1, one), data("d/b", 1, two), data("d/c", 1, two))
+    assert [f.path for f in small(beside, 128)] == ["d/b", "d/c"]
+    large = listing(data("d/a", 1, one, size=250 * MB), data("d/b", 1, one))  # It is split, and takes the other along.
+    assert [f.path for f in small(large, 128)] == ["d/b"]
+    older = replace(listing(data("d/a", 1, one), data("d/b", 1, two)), spec_id=2)  # Under an older spec: one place.
+    assert len(small(older, 128)) == 2
+
+
+@given(lives)
+def test_small_files_without_deletes_are_those_that_a_rewrite_plans_to_take(live: list[LiveFile]) -> None:
+    plan = rewrite_plan(listing(*live), (), target_mb=128, group_mb_max=1000, run_mb_max=1000)
+    assert plan.paths == {f.path for f in small(listing(*live), 128)}
 
 
 def test_an_empty_table_has_no_ratio_to_speak_of_and_all_its_deletes_dangle() -> None:

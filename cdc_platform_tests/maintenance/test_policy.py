@@ -373,6 +373,37 @@ def test_the_interval_holds_back_what_is_due_and_says_until_when() -> None:
     assert after(-DAY_MS).due is True  # A clock that was a day ahead stops nothing.
 
 
+@pytest.mark.parametrize(
+    ("least", "failures", "minutes"), [(1, 1, 2), (1, 2, 4), (1, 5, 32), (1, 6, 60), (1, 500, 60), (90, 3, 90)]
+)
+def test_the_interval_doubles_with_each_failure_in_a_row_up_to_an_hour(least: int, failures: int, minutes: int) -> None:
+    policy = POLICY.model_copy(update={"min_interval": timedelta(minutes=least)})
+    void = replace(RUN, changed=False, complete=False, failed=True)
+
+    def after(ms: int) -> Decision:
+        runs = [replace(void, at_ms=NOW_MS - ms)] * failures
+        return due(
+            recorded(table(commits=12), replace(RUN, at_ms=NOW_MS - DAY_MS, snapshot_id=1), *runs), policy=policy
+        )
+
+    assert after(minutes * MINUTE_MS).due is True
+    held = after(minutes * MINUTE_MS - 1)
+    assert (held.due, held.reason.startswith(f"rewrite_data_files failed {failures} times in a row, last at")) == (
+        False,
+        True,
+    )
+    assert after(-DAY_MS).due is True  # A clock that was a day ahead stops nothing.
+
+
+def test_a_void_run_has_left_nothing_and_settled_nothing() -> None:
+    """It is no run that found nothing to do, which would move each trigger by all that there is."""
+    void = replace(RUN, snapshot_id=13, changed=False, complete=False, failed=True, delete_files=100, deletes=100)
+    made = recorded(table(REWRITE, commits=12, delete_files=100), replace(RUN, snapshot_id=1), void)
+    found = due(made)
+    assert (found.due, found.figures["commits"]) == (True, 12)
+    assert "left by the last run" not in found.reason
+
+
 # ---- The model --------------------------------------------------------------------------------------------
 
 LEARNT = replace(RUN, snapshot_id=99, took_s=36.0, delete_files=50, read_before_s=6.0, read_after_s=1.0)

@@ -12,6 +12,7 @@ from cdc_platform.maintenance.runs import (
     PROPERTY,
     RUNS_KEPT_MAX,
     PastRun,
+    failures_in_a_row,
     past_runs,
     since_rewrite,
     with_run,
@@ -51,6 +52,7 @@ ANY_RUN = st.builds(
     small_files_left=st.none() | st.integers(),
     complete=st.booleans(),
     failed=st.booleans(),
+    failures=st.integers(),
 )
 
 
@@ -89,8 +91,35 @@ def test_runs_are_read_as_they_were_recorded_the_newest_first_and_at_most_ten(ru
 @given(st.lists(ANY_RUN, max_size=RUNS_KEPT_MAX + 3))
 def test_whatever_a_clock_or_a_count_gives_every_record_can_be_read(runs: list[PastRun]) -> None:
     read_back = kept(*runs)
-    assert len(read_back) == min(len(runs), RUNS_KEPT_MAX)
+    records = [
+        run for run, before in zip(runs, [None, *runs], strict=False) if not (run.void and before and before.void)
+    ]
+    assert len(read_back) == min(len(records), RUNS_KEPT_MAX)
     assert [r.snapshot_id for r in read_back[:1]] == [r.snapshot_id for r in runs[-1:]]
+
+
+VOID = replace(RUN, changed=False, complete=False, failed=True, lost_s=1.5)
+
+
+def test_void_runs_in_a_row_are_one_record_that_counts_them_and_what_they_lost() -> None:
+    read_back = kept(RUN, *[replace(VOID, at_ms=n) for n in range(30)])
+    assert read_back == (replace(VOID, at_ms=29, failures=30, lost_s=45.0), RUN)
+    assert failures_in_a_row(read_back) == 30
+    assert failures_in_a_row(kept(*read_back[::-1], RUN)) == 0
+    assert failures_in_a_row(kept(RUN, replace(RUN, failed=True), VOID, VOID)) == 3
+
+
+def test_the_newest_run_that_did_not_fail_is_never_pushed_out_by_those_that_did() -> None:
+    """Attempts count from it: without it an operation that always fails would have fresh ones."""
+    nothing_to_do = replace(RUN, at_ms=77, changed=False)
+    read_back = kept(*[RUN] * 12, nothing_to_do, *[replace(RUN, failed=True), VOID] * 20)
+    assert next(run for run in read_back if not run.failed) == nothing_to_do
+
+
+def test_a_void_run_leaves_the_count_of_commits_where_it_was() -> None:
+    table = history("landing.t", COMMIT, REWRITE, COMMIT, COMMIT)
+    name, value = with_run({}, OPERATION, replace(VOID, snapshot_id=4))
+    assert since_rewrite(replace(table, properties={name: value})).commits == 2
 
 
 def test_a_clock_that_was_set_back_during_a_run_costs_its_seconds_alone() -> None:
