@@ -55,6 +55,9 @@ _PROPERTIES = {
     "format-version": "2",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
+    # As the sink itself writes. Without it Iceberg's Java takes gzip for what it rewrites in a table that another made,
+    # and DuckDB reads the rewritten file in twice the time (1 M rows).
+    "write.parquet.compression-codec": "zstd",
 }
 SchemaStep = Callable[["UpdateSchema"], None]
 
