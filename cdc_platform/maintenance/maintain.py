@@ -56,7 +56,7 @@ from cdc_platform.maintenance.plan import (
     rewrite_plan,
 )
 from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
-from cdc_platform.maintenance.procedures import PATIENCE, Procedures
+from cdc_platform.maintenance.procedures import CODEC, PATIENCE, Procedures
 from cdc_platform.maintenance.protection import Retention, keeping, neighbour, swept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.registry.maintenance import Maintenance
@@ -251,8 +251,10 @@ class _Run:
             raise
 
     def carry_out_on(self, plan: Plan, before: TableHealth) -> Effect:
-        if not plan.is_empty and not PATIENCE.keys() & self.history().properties.keys():
-            self.procedures.set_properties(PATIENCE)
+        said = self.history().properties.keys()
+        lacking = {k: v for defaults in (PATIENCE, CODEC) if not defaults.keys() & said for k, v in defaults.items()}
+        if lacking and not plan.is_empty:
+            self.procedures.set_properties(lacking)
         if plan.is_empty:
             return self.finish(plan, before, before, "nothing to do; no snapshot was made")
         match plan:
