@@ -95,7 +95,7 @@ def health_figures(state: "TableHealth") -> dict[str, Any]:
     }
 
 
-_WIDTH_MIN = 130
+_WIDTH_MIN = 180
 _COLUMNS = (
     "data files",
     "small",
@@ -170,8 +170,6 @@ def maintain(  # noqa: PLR0917  click's order does not matter.
         click.echo(json.dumps(shown))
         return
     if effect is None:
-        for line in plan.lines():
-            click.echo(line)
         click.echo("Dry run: nothing was changed. Carry it out with --run.")
         return
     click.echo(effect.outcome)

@@ -169,10 +169,10 @@ def maintain(
     if not dry_run:
         run.require_not_halted()
     plan = run.gate_and_plan()
-    if dry_run:
-        return plan
     for line in plan.lines():
         say(line)
+    if dry_run:
+        return plan
     return run.carry_out(plan)
 
 
@@ -664,7 +664,7 @@ class _Run:
             took_s=self.took_s,
             changed=bool(made or self.removed or self.expired),
             rewritten_bytes=self.written,
-            delete_files=before.delete_files,
+            delete_files=self.delete_files(before),
             deletes=before.deletes,
             read_before_s=read_before.read_s if read_before else None,
             read_after_s=read_after.read_s if read_after else None,
@@ -705,7 +705,7 @@ class _Run:
             snapshot_id=before.snapshot_id,
             took_s=self.took_s,
             changed=False,
-            delete_files=before.delete_files,
+            delete_files=self.delete_files(before),
             deletes=before.deletes,
             lost_s=self.lost_s,
             complete=False,
@@ -723,6 +723,11 @@ class _Run:
         return sum(
             newest is None or f.sequence_number <= newest for f in small(self.listing(), self.policy.target_file_mb)
         )
+
+    def delete_files(self, before: TableHealth) -> int:
+        """Those that the operation is about."""
+        positions = self.operation == "rewrite_position_delete_files"
+        return before.position_delete_files if positions else before.delete_files
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -212,6 +212,9 @@ def health_result(
     metadata = health_metadata(state)
     if found:
         rows = [(f.figure, f"{f.measured:,.6g}", f"{f.limit:,.6g}", f.action) for f in found]
+        # An alert is made of these two.
+        metadata["reason"] = "; ".join(f"{f.figure} is {f.measured:,.6g}, limit {f.limit:,.6g}" for f in found)
+        metadata["action"] = found[0].action
         metadata["beyond"] = dg.MetadataValue.md(markdown(("figure", "measured", "limit", "what to do"), rows))
     return dg.AssetCheckResult(
         check_name=check.name,

@@ -143,7 +143,13 @@ def _asset(upkeep: Upkeep, stage: Stage, name: str, table: Table) -> dg.AssetsDe
                 stage_key(stage, name), metadata=metadata, description=f"{upkeep.operation}: {metadata['outcome']}"
             )
         )
-        if isinstance(found, Effect):
+        if not isinstance(found, Effect):  # Where a person looks for it; never a materialization.
+            context.log_event(
+                dg.AssetObservation(
+                    maintenance_key(upkeep.operation, stage, name), metadata=metadata, description="plan"
+                )
+            )
+        else:
             yield dg.MaterializeResult(metadata=metadata)
 
     decorate = dg.asset(
