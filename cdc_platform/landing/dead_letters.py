@@ -119,7 +119,8 @@ class DeadLetters:
             reason not in CLOSED and (log_id, offset) not in shut
             for reason, log_id, offset in zip(rows["reason"], rows["log_id"], rows["log_offset"], strict=True)
         ]
-        return rows[is_open].reset_index(drop=True)
+        # As booleans: of a table that is just made, the list is empty, and would pick columns.
+        return rows[pd.Series(is_open, dtype=bool)].reset_index(drop=True)
 
     def _open(self) -> "Table":
         from pyiceberg.schema import Schema
