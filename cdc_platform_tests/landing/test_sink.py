@@ -286,6 +286,14 @@ def test_a_replayed_letter_lands_once_and_is_closed(bench: Bench) -> None:
     assert bench.rows("landing.again") == bench.rows()
 
 
+def test_a_letters_table_that_is_made_and_still_empty_has_no_open_letter_but_all_columns(bench: Bench) -> None:
+    """The table comes before its first letters: who looks in between finds none, and no error."""
+    letters = DeadLetters(bench.lake, TABLE)
+    letters._open()
+    assert letters.read().empty
+    assert {"key", "reason", "log_offset"} <= {*letters.read().columns} == {*letters.read(closed=True).columns}
+
+
 def mended(row_id: int, lsn: int, letter: int, op: str = "u") -> dict[str, Any]:
     return {**event(op, row_id, "mended", lsn=lsn), "replay": {"offset": letter}}
 
