@@ -61,16 +61,18 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
         deployment.table(name)
         relation = f"{stage}.{name}"
         try:
-            state = operations.health(name, stage, with_history=True)
-            findings = operations.findings(name, stage, state) if state else ()
+            examined = operations.examine(name, stage)
         except CdcError as error:
             found[relation] = {"error": {"where": error.where, "what": error.what, "action": error.action}}
             said.append(str(error))
             codes.add(error.exit_code)
             continue
-        found[relation] = None if state is None else health_figures(state) | {"findings": [asdict(f) for f in findings]}
-        if state is not None:
-            grid.add_row(relation, *_cells(state))
+        if examined is None:
+            found[relation] = None
+            continue
+        state, findings = examined.state, examined.findings
+        found[relation] = state.figures() | {"findings": [asdict(f) for f in findings]}
+        grid.add_row(relation, *_cells(state))
         said += [f"{relation}: {f.figure} is {f.measured:,.6g}, limit {f.limit:,.6g}. {f.action}." for f in findings]
         codes.add(_BEYOND_A_LIMIT if findings else 0)
     if as_json:
@@ -82,17 +84,6 @@ def health(project: Path | None, table: str | None, as_json: bool) -> None:
         for line in said:
             click.echo(line)
     sys.exit(max(codes))
-
-
-def health_figures(state: "TableHealth") -> dict[str, Any]:
-    """A table's state as JSON has it."""
-    return asdict(state) | {
-        "snapshot_id": str(state.snapshot_id),
-        "delete_files": state.delete_files,
-        "deletes": state.deletes,
-        "delete_ratio": state.delete_ratio,
-        "equality_deletes_per_data_file": state.equality_deletes_per_data_file,
-    }
 
 
 _WIDTH_MIN = 180

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cdc_platform.deployment import CATALOG, Deployment
 from cdc_platform.errors import CdcError, ConfigError, UnavailableError
@@ -17,6 +17,7 @@ from cdc_platform.hops.merge import MergeResult, curated_table, merge
 from cdc_platform.lake.catalog import Lake
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.landing.position import LandingPosition, landing_table
+from cdc_platform.registry.maintenance import Stage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from cdc_platform.lake.spark import Spark
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice, OpenLetters
-    from cdc_platform.maintenance.due import Due
+    from cdc_platform.maintenance.due import Due, Examined
     from cdc_platform.maintenance.health import TableHealth
     from cdc_platform.maintenance.maintain import Effect, Plan
-    from cdc_platform.maintenance.policy import Finding
     from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
 _LOAD_BEGINS_WITHIN_S = 60.0
 _ASKED_EVERY_S = 0.2
-Stage = Literal["landing", "curated"]
-_TABLES: dict[Stage, Callable[[str], str]] = {"landing": landing_table, "curated": curated_table}
+
+
+def stage_table(stage: Stage, name: str) -> str:
+    """A stage's table in the catalog."""
+    return landing_table(name) if stage == "landing" else curated_table(name)
 
 
 class Operations:
@@ -108,33 +111,30 @@ class Operations:
         from cdc_platform.maintenance.maintain import maintain
 
         policy = self.deployment.table(name).maintenance(stage)
-        table = _TABLES[stage](name)
+        table = stage_table(stage, name)
         with self.spark() as spark:
             return maintain(spark, self.lake, table, operation, policy, dry_run=dry_run, run_id=run_id, say=say)
 
-    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
+    def health(self, name: str, stage: Stage) -> "TableHealth | None":
         """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
         from cdc_platform.maintenance.health import table_health
 
         target_mb = self.deployment.table(name).maintenance(stage).target_file_mb
-        return table_health(self.lake, _TABLES[stage](name), target_mb, with_history=with_history)
+        return table_health(self.lake, stage_table(stage, name), target_mb)
+
+    def examine(self, name: str, stage: Stage) -> "Examined | None":
+        """Its state with what only history holds, and what of it is beyond its limits. Metadata alone."""
+        from cdc_platform.maintenance.due import examine
+
+        policy = self.deployment.table(name).maintenance(stage)
+        return examine(self.lake, stage_table(stage, name), policy, now_ms=time.time_ns() // 1_000_000)
 
     def due(self, name: str, stage: Stage, operation: "Operation") -> "Due":
         """Whether a maintenance operation is due. Cheap: metadata alone."""
         from cdc_platform.maintenance.due import due
 
         policy = self.deployment.table(name).maintenance(stage)
-        return due(self.lake, _TABLES[stage](name), operation, policy, now_ms=time.time_ns() // 1_000_000)
-
-    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
-        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
-        from cdc_platform.maintenance.halted import halted
-        from cdc_platform.maintenance.policy import limits, past_retention
-
-        policy, history = self.deployment.table(name).maintenance(stage), self.lake.history(_TABLES[stage](name))
-        past = past_retention(history, policy, time.time_ns() // 1_000_000) if history else None
-        mark = halted(history) if history else None
-        return limits(state, policy, past_retention_ids=past, mark=mark)
+        return due(self.lake, stage_table(stage, name), operation, policy, now_ms=time.time_ns() // 1_000_000)
 
     def replay(self, name: str, *, into: str) -> "tuple[LandingPosition, RowsApart]":
         """Build `into` from the change log, and compare it with landing, row by row."""

@@ -90,13 +90,19 @@ class Lake:
 
 
 class _Snapshots(Mapping[int, Snapshot]):
-    """PyIceberg's snapshots as our values, each made when it is asked for: a commit asks for the newest alone."""
+    """PyIceberg's snapshots as our values, each made when it is first asked for: a commit asks for the newest alone."""
 
     def __init__(self, snapshots: Iterable[Any]) -> None:
         self._raw = {s.snapshot_id: s for s in snapshots}
+        self._made: dict[int, Snapshot] = {}  # A decision walks the same parents several times.
 
     def __getitem__(self, snapshot_id: int) -> Snapshot:
-        s = self._raw[snapshot_id]
+        if snapshot_id not in self._made:
+            self._made[snapshot_id] = self._of(self._raw[snapshot_id])
+        return self._made[snapshot_id]
+
+    @staticmethod
+    def _of(s: Any) -> Snapshot:
         return Snapshot(
             snapshot_id=s.snapshot_id,
             parent_id=s.parent_snapshot_id,

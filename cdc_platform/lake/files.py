@@ -76,6 +76,7 @@ class FileListing:
     # was in memory, the seconds that its own reading took: so it does not fall because the cache answered.
     manifests_read: int = 0  # Now; the others were in memory.
     spec_id: int | None = None  # That new files are written under; None: nobody said.
+    specs: int = 1  # That the table has, in use or not.
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def listing_of(name: str, table: "Table") -> FileListing | None:
         planning_s=planning_s,
         manifests_read=read,
         spec_id=table.spec().spec_id,
+        specs=len(table.specs()),
     )
 
 

@@ -239,12 +239,12 @@ def spark_session(url: str) -> Generator[Spark]:
     require_spark(url)
     session = SparkSession.builder.remote(url).create()
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES_MAX, max_backoff=_RETRY_WAIT_MAX_MS)])
+    spark = Spark(session, url)
     try:
-        yield Spark(session, url)
+        yield spark
     finally:
+        spark.interrupt()  # A cancelled run leaves by here: its statement would go on and commit unseen.
         with suppress(Exception):  # A server that is gone has ended the session itself.
-            session.interruptAll()  # A cancelled run leaves by here: its statement would go on and commit unseen.
-        with suppress(Exception):
             session.stop()
 
 

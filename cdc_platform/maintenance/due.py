@@ -1,6 +1,6 @@
-"""Whether an operation is due on a table as it stands now: reads what the decision needs, and no more.
+"""What a table as it stands now asks for: an operation that is due, a figure beyond its limit. Reads what that needs.
 
-Belongs here: one load of the table's metadata for one decision. Does not: the decision (`maintenance/policy.py`), which
+Belongs here: one load of the table's metadata for one answer. Does not: the decision (`maintenance/policy.py`), which
 snapshots must stay (`maintenance/protection.py`). Manifests are read only where the head's summary says that they can
 matter: a tick asks this of every table.
 """
@@ -8,11 +8,18 @@ matter: a tick asks this of every table.
 from dataclasses import dataclass
 
 from cdc_platform.lake.catalog import Lake, history_of
-from cdc_platform.lake.files import listing_of
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.maintenance.halted import halted
-from cdc_platform.maintenance.health import TableHealth, figures_of, health_of
-from cdc_platform.maintenance.policy import Decision, expiry_due, positions_due, rewrite_due
+from cdc_platform.maintenance.health import TableHealth, figures_of, health_of_loaded
+from cdc_platform.maintenance.policy import (
+    Decision,
+    Finding,
+    expiry_due,
+    limits,
+    past_retention,
+    positions_due,
+    rewrite_due,
+)
 from cdc_platform.maintenance.protection import Retention, keeping
 from cdc_platform.maintenance.runs import Operation, past_runs
 from cdc_platform.registry.maintenance import Maintenance
@@ -36,21 +43,18 @@ def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, no
     loaded = lake.load(table)
     history = None if loaded is None else history_of(table, loaded)
 
-    def health(history: TableHistory) -> TableHealth | None:
-        listing = None if loaded is None else listing_of(table, loaded)
-        if listing is None:
-            return None
-        return health_of(listing, history, target_file_mb=policy.target_file_mb)
+    def health() -> TableHealth | None:
+        return None if loaded is None else health_of_loaded(table, loaded, policy.target_file_mb)
 
     mark = None if history is None else halted(history)
     match operation:
         case _ if mark is not None:
             decision = Decision(False, f"{mark.what}. {mark.action(lake.name)}")
         case "rewrite_data_files":
-            found = health(history) if history and _may_be_small(history, policy) else None
+            found = health() if history and _may_be_small(history, policy) else None
             decision = rewrite_due(history, found, policy, now_ms)
         case "rewrite_position_delete_files":
-            found = health(history) if history and _may_have_positions(history) else None
+            found = health() if history and _may_have_positions(history) else None
             decision = positions_due(history, found, policy, now_ms)
         case "expire_snapshots":
             decision = _expiry(history, policy, now_ms)
@@ -58,6 +62,25 @@ def due(lake: Lake, table: str, operation: Operation, policy: Maintenance, *, no
             decision = Decision(False, f"{operation} is started by hand")
     runs = [run for run in past_runs(history.properties, operation) if not run.failed] if history else []
     return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A table's state, with what only history holds, and what of it is beyond its limits."""
+
+    state: TableHealth
+    findings: tuple[Finding, ...]
+
+
+def examine(lake: Lake, table: str, policy: Maintenance, *, now_ms: int) -> Examined | None:
+    """Look at one table in full; None before it has a snapshot. Reads every snapshot's manifests: not for a tick."""
+    loaded = lake.load(table)
+    state = None if loaded is None else health_of_loaded(table, loaded, policy.target_file_mb, with_history=True)
+    if loaded is None or state is None:
+        return None
+    history = history_of(table, loaded)
+    past = past_retention(history, policy, now_ms)
+    return Examined(state, limits(state, policy, past_retention_ids=past, mark=halted(history)))
 
 
 def _may_be_small(history: TableHistory, policy: Maintenance) -> bool:

@@ -57,6 +57,7 @@ def _gc_is_off(facts: Facts) -> bool:
     return facts.properties.get("gc.enabled", "true").lower() == "false"
 
 
+_DELETING: tuple[Operation, ...] = ("expire_snapshots", "remove_orphan_files")
 GATES: tuple[Gate, ...] = (
     Gate(
         "rewrite_manifests",
@@ -106,21 +107,16 @@ GATES: tuple[Gate, ...] = (
         "measured with 1.12.0",
         lambda facts: facts.format_version >= 3 and facts.position_delete_files == 0,
     ),
-    Gate(
-        "expire_snapshots",
-        "fails",
-        None,
-        "the table says gc.enabled=false: its files may belong to another table too",
-        "measured with 1.12.0",
-        _gc_is_off,
-    ),
-    Gate(
-        "remove_orphan_files",
-        "fails",
-        None,
-        "the table says gc.enabled=false: its files may belong to another table too",
-        "measured with 1.12.0",
-        _gc_is_off,
+    *(
+        Gate(
+            operation,
+            "fails",
+            None,
+            "the table says gc.enabled=false: its files may belong to another table too",
+            "measured with 1.12.0",
+            _gc_is_off,
+        )
+        for operation in _DELETING
     ),
 )
 

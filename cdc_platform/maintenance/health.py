@@ -11,14 +11,18 @@ Units: `*_bytes` bytes, `*_s` seconds; `*_deletes` count rows, `*_files` files.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from cdc_platform.lake.catalog import Lake, history_of
 from cdc_platform.lake.files import FileListing, LiveFile, listing_of, reach_of
 from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.maintenance.runs import since_rewrite
+from cdc_platform.registry.maintenance import MB
 
-_MB = 1024 * 1024
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
 SMALL, LARGE = 0.75, 1.8  # Times the target size: Iceberg's own bounds of what a rewrite takes.
 _LAST = chr(0x10FFFF)  # Sorts after every letter that a path has.
 
@@ -71,25 +75,25 @@ class TableHealth:
         """Equality-delete rows that each data file is read against, on average; 0 without data files."""
         return self.equality_deletes / self.data_files if self.data_files else 0.0
 
+    def figures(self) -> dict[str, Any]:
+        """All that is known of it by name, what follows from it included; its snapshot as text, for JSON readers."""
+        derived = ("delete_files", "deletes", "delete_ratio", "equality_deletes_per_data_file")
+        return asdict(self) | {name: getattr(self, name) for name in derived} | {"snapshot_id": str(self.snapshot_id)}
+
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """What history alone tells of a table at its head: no manifest is read. Cheap enough for any number of tables.
+    """What the head's summary alone tells of a table: no manifest is read.
 
     `delete_files` is also the most that position-delete files or vectors can be, `data_files` the most that small
     files can be: below a limit here, there is no need to read manifests for it.
     """
 
-    table: str
-    snapshot_id: int
     data_files: int
     data_records: int
     data_bytes: int  # With those of delete files: a summary does not part them.
     delete_files: int  # Each vector counts.
     deletes: int
-    snapshots: int
-    oldest_snapshot_ms: int  # UTC.
-    commits_since_rewrite: int
 
 
 _TOTALS = ("data-files", "records", "files-size", "delete-files", "equality-deletes", "position-deletes")
@@ -104,16 +108,11 @@ def figures_of(history: TableHistory) -> TableFigures | None:
     if head is None or any(head.figure(f"total-{name}") is None for name in _TOTALS):
         return None
     return TableFigures(
-        table=history.table,
-        snapshot_id=head.snapshot_id,
         data_files=head.total("data-files"),
         data_records=head.total("records"),
         data_bytes=head.total("files-size"),
         delete_files=head.total("delete-files"),
         deletes=head.total("equality-deletes") + head.total("position-deletes"),
-        snapshots=len(history.snapshots),
-        oldest_snapshot_ms=min(s.timestamp_ms for s in history.snapshots.values()),
-        commits_since_rewrite=since_rewrite(history).commits,
     )
 
 
@@ -157,27 +156,24 @@ def health_of(
     )
 
 
-def table_health(
-    lake: Lake,
-    table: str,
-    target_file_mb: int,
-    *,
-    with_history: bool = False,
+def table_health(lake: Lake, table: str, target_file_mb: int, *, with_history: bool = False) -> TableHealth | None:
+    """Read and calculate, with one load of the table; None when there is no such table, or it has no snapshot yet."""
+    loaded = lake.load(table)
+    return None if loaded is None else health_of_loaded(table, loaded, target_file_mb, with_history=with_history)
+
+
+def health_of_loaded(
+    table: str, loaded: "Table", target_file_mb: int, *, with_history: bool = False
 ) -> TableHealth | None:
-    """Read and calculate, with one load of the table; None when there is no such table, or it has no snapshot yet.
+    """`table_health` of a table that is loaded already.
 
     `with_history` reads the manifests of every snapshot, for `history_bytes`: not for a tick.
     """
-    loaded = lake.load(table)
-    listing = None if loaded is None else listing_of(table, loaded)
-    if loaded is None or listing is None:
+    listing = listing_of(table, loaded)
+    if listing is None:
         return None
-    return health_of(
-        listing,
-        history_of(table, loaded),
-        target_file_mb=target_file_mb,
-        history_bytes=reach_of(table, loaded).history_bytes if with_history else None,
-    )
+    held = reach_of(table, loaded).history_bytes if with_history else None
+    return health_of(listing, history_of(table, loaded), target_file_mb=target_file_mb, history_bytes=held)
 
 
 def small(listing: FileListing, target_file_mb: int) -> list[LiveFile]:
@@ -186,7 +182,7 @@ def small(listing: FileListing, target_file_mb: int) -> list[LiveFile]:
     A companion is another file of a wrong size. One that a rewrite takes for its deletes is none: deletes are counted
     on their own.
     """
-    low, high = SMALL * target_file_mb * _MB, LARGE * target_file_mb * _MB
+    low, high = SMALL * target_file_mb * MB, LARGE * target_file_mb * MB
     wrong = [f for f in listing.files if f.content == "data" and not low <= f.bytes <= high]
     beside = Counter(place(listing, f) for f in wrong)
     return [f for f in wrong if f.bytes < low and beside[place(listing, f)] > 1]

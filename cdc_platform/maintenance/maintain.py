@@ -25,6 +25,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from cdc_platform.errors import (
     CdcError,
@@ -35,15 +36,14 @@ from cdc_platform.errors import (
     LimitError,
     UnavailableError,
 )
-from cdc_platform.lake.catalog import Lake
-from cdc_platform.lake.files import FileListing, Reach, live_files, normal_path, reachable
+from cdc_platform.lake.catalog import Lake, history_of
+from cdc_platform.lake.files import FileListing, Reach, listing_of, normal_path, reach_of
 from cdc_platform.lake.snapshot import Snapshot, TableHistory
 from cdc_platform.lake.spark import Spark
 from cdc_platform.maintenance.gates import Facts, require
 from cdc_platform.maintenance.halted import Halt, halted
-from cdc_platform.maintenance.health import TableHealth, small, table_health
+from cdc_platform.maintenance.health import TableHealth, health_of_loaded, small
 from cdc_platform.maintenance.plan import (
-    MB,
     ExpiryPlan,
     ManifestPlan,
     OrphanPlan,
@@ -59,7 +59,10 @@ from cdc_platform.maintenance.probe import Probe, columns, probe, require_same
 from cdc_platform.maintenance.procedures import CODEC, PATIENCE, Procedures
 from cdc_platform.maintenance.protection import Retention, keeping, neighbour, swept
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
-from cdc_platform.registry.maintenance import Maintenance
+from cdc_platform.registry.maintenance import MB, Maintenance
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0
 _FILES_CHECKED_MAX = 2_000
@@ -212,11 +215,9 @@ class _Run:
 
     def gate_and_plan(self) -> Plan:
         """Refuse or plan. Asks the engine for its versions; reads metadata alone."""
-        history, listing = self.history(), self.listing()
+        history, listing = self.looked_at()
         positions = sum(f.content == "position_deletes" and not f.vector for f in listing.files)
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
-        mixed = 0 < len(listing.unpartitioned_specs) < len(loaded.specs())
+        mixed = 0 < len(listing.unpartitioned_specs) < listing.specs
         facts = Facts(listing.format_version, len(history.refs), positions, history.properties, mixed)
         require(self.operation, self.table, facts, self.procedures.engine())
         return self.plan(history, listing)
@@ -251,12 +252,12 @@ class _Run:
             raise
 
     def carry_out_on(self, plan: Plan, before: TableHealth) -> Effect:
-        said = self.history().properties.keys()
-        lacking = {k: v for defaults in (PATIENCE, CODEC) if not defaults.keys() & said for k, v in defaults.items()}
-        if lacking and not plan.is_empty:
-            self.procedures.set_properties(lacking)
         if plan.is_empty:
             return self.finish(plan, before, before, "nothing to do; no snapshot was made")
+        said = self.history().properties.keys()
+        lacking = {k: v for defaults in (PATIENCE, CODEC) if not defaults.keys() & said for k, v in defaults.items()}
+        if lacking:
+            self.procedures.set_properties(lacking)
         match plan:
             case RewritePlan() | PositionDeletePlan() | ManifestPlan():
                 return self.rewrite(plan, before)
@@ -344,8 +345,9 @@ class _Run:
             self.note(f"the rewrite was committed, and then: {_what(error)} ({_first_line(error)})")
             self.broke = error if isinstance(error, InvariantError | UnavailableError) else None
             claimed = 0
+        else:
+            made = self.made_since(head_id)
         self.took_s += self.timer() - began
-        made = self.made_since(head_id)
         self.written += sum(map(_replaced_bytes, made))
         if claimed and not made:
             raise InvariantError(
@@ -370,7 +372,7 @@ class _Run:
 
     def what_is_left(self, first: Plan) -> Plan:
         """A new plan; empty when of the first plan's files none is left to write anew, so that no writer is chased."""
-        again = self.plan(self.history(), self.listing())
+        again = self.plan(*self.looked_at())
         if isinstance(first, RewritePlan) and isinstance(again, RewritePlan) and not first.paths & again.paths:
             return rewrite_nothing(again.snapshot_id)
         return again
@@ -522,8 +524,7 @@ class _Run:
         """Count planned files that are still there: Iceberg only logs what it could not remove."""
         if self.removed >= len(plan.files):
             return
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         looked_for = plan.files[:_FILES_CHECKED_MAX]
         self.files_left = sum(loaded.io.new_input(path).exists() for path in looked_for)
         if len(plan.files) > len(looked_for):
@@ -563,8 +564,7 @@ class _Run:
         """What refs need is on the store; the newest first, up to a bound."""
         reach = self.reach([*{_head_id(history), *history.refs.values()}])
         needed = reach.needed(_head_id(history))
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         missing = [p for p in needed[:_FILES_CHECKED_MAX] if not loaded.io.new_input(p).exists()]
         self.checked = min(len(needed), _FILES_CHECKED_MAX)
         if len(needed) > self.checked:
@@ -592,16 +592,14 @@ class _Run:
                 where=self.table,
                 action="Nothing was removed. Don't run it on this table by hand either; report it with both paths",
             )
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         chosen = tuple(sorted(found))[:ORPHANS_MAX]
         sizes = [len(loaded.io.new_input(path)) for path in chosen[:_FILES_CHECKED_MAX]]
         return OrphanPlan(chosen, sum(sizes), older_than_ms, len(known))
 
     def require_own_folder(self) -> None:
         """Raise ConfigError when another table of the catalog may have files in this one's folder."""
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         places: dict[str, list[str]] = {}
         for name in self.lake.tables():
             other = None if name == self.table else self.lake.load(name)  # One that can't be read stops it here.
@@ -618,8 +616,7 @@ class _Run:
 
     def everything(self) -> frozenset[str]:
         """Every file that any of the table's snapshots or its metadata leads to."""
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         reach = self.reach()
         metadata = [loaded.metadata_location, *(entry.metadata_file for entry in loaded.metadata.metadata_log)]
         statistics = [s.statistics_path for s in (*loaded.metadata.statistics, *loaded.metadata.partition_statistics)]
@@ -627,8 +624,7 @@ class _Run:
         return frozenset(own | reach.files(reach.manifests_of).keys() | reach.metadata(reach.manifests_of).keys())
 
     def remove_orphans(self, plan: OrphanPlan, before: TableHealth) -> Effect:
-        loaded = self.lake.load(self.table)
-        assert loaded is not None, "it was there a moment ago"
+        loaded = self.loaded()
         began = self.timer()
         with self.spark.within(self.seconds_left(), setting="run_time_max"):
             self.removed = self.procedures.remove_orphans(
@@ -658,23 +654,19 @@ class _Run:
         history = self.history()
         # What others committed meanwhile is none of its work, nor what it left.
         own_id = made[-1].snapshot_id if made else before.snapshot_id
-        record = PastRun(
-            at_ms=int(self.clock() * 1000),
+        small_left = self.small_files(history, own_id) if self.operation == "rewrite_data_files" else None
+        self.recorded = True
+        self.record(
+            before,
             snapshot_id=own_id,
-            took_s=self.took_s,
             changed=bool(made or self.removed or self.expired),
             rewritten_bytes=self.written,
-            delete_files=self.delete_files(before),
-            deletes=before.deletes,
             read_before_s=read_before.read_s if read_before else None,
             read_after_s=read_after.read_s if read_after else None,
-            lost_s=self.lost_s,
-            small_files_left=self.small_files(history, own_id) if self.operation == "rewrite_data_files" else None,
+            small_files_left=small_left,
             complete=complete,
             failed=failed,
         )
-        self.recorded = True
-        self.procedures.set_properties(dict([with_run(history.properties, self.operation, record)]))
         return Effect(
             operation=self.operation,
             table=self.table,
@@ -700,66 +692,62 @@ class _Run:
 
     def record_failure(self, before: TableHealth) -> None:
         """Record a run that settled nothing: what it lost, and that it failed."""
-        record = PastRun(
-            at_ms=int(self.clock() * 1000),
-            snapshot_id=before.snapshot_id,
-            took_s=self.took_s,
-            changed=False,
-            delete_files=self.delete_files(before),
-            deletes=before.deletes,
-            lost_s=self.lost_s,
-            complete=False,
-            failed=True,
-        )
         try:
-            self.procedures.set_properties(dict([with_run(self.history().properties, self.operation, record)]))
+            self.record(before, snapshot_id=before.snapshot_id, changed=False, complete=False, failed=True)
         except CdcError as error:  # What the run failed with is still the error to raise.
             self.note(f"that it failed is not recorded: {_what(error)}")
+
+    def record(self, before: TableHealth, **of_run: Any) -> None:
+        """Write down in the table what `PastRun` says of this run: what all have in common, and `of_run`."""
+        positions = self.operation == "rewrite_position_delete_files"
+        run = PastRun(
+            at_ms=int(self.clock() * 1000),
+            took_s=self.took_s,
+            delete_files=before.position_delete_files if positions else before.delete_files,
+            deletes=before.deletes,
+            lost_s=self.lost_s,
+            **of_run,
+        )
+        self.procedures.set_properties(dict([with_run(self.history().properties, self.operation, run)]))
 
     def small_files(self, history: TableHistory, snapshot_id: int) -> int:
         """Small data files that count now (`health.small_files`) and were there at a snapshot."""
         snapshot = history.snapshots.get(snapshot_id)
         newest = None if snapshot is None else snapshot.sequence_number
         return sum(
-            newest is None or f.sequence_number <= newest for f in small(self.listing(), self.policy.target_file_mb)
+            newest is None or f.sequence_number <= newest
+            for f in small(self.looked_at()[1], self.policy.target_file_mb)
         )
-
-    def delete_files(self, before: TableHealth) -> int:
-        """Those that the operation is about."""
-        positions = self.operation == "rewrite_position_delete_files"
-        return before.position_delete_files if positions else before.delete_files
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
             self.say(text)
 
-    def history(self) -> TableHistory:
-        found = self.lake.history(self.table)
-        if found is None or found.head is None:
-            raise self.empty()
+    def loaded(self) -> "Table":
+        """The table as it is now; one without a snapshot is refused."""
+        found = self.lake.load(self.table)
+        if found is None or found.current_snapshot() is None:
+            raise UnavailableError("it has no snapshot yet", where=self.table, action="Wait for the initial load")
         return found
 
-    def listing(self) -> FileListing:
-        found = live_files(self.lake, self.table)
-        if found is None:
-            raise self.empty()
-        return found
+    def history(self) -> TableHistory:
+        return history_of(self.table, self.loaded())
+
+    def looked_at(self) -> tuple[TableHistory, FileListing]:
+        """History and files of one moment."""
+        loaded = self.loaded()
+        listing = listing_of(self.table, loaded)
+        assert listing is not None, "`loaded` refuses a table without a snapshot"
+        return history_of(self.table, loaded), listing
 
     def health(self) -> TableHealth:
-        found = table_health(self.lake, self.table, self.policy.target_file_mb)
-        if found is None:
-            raise self.empty()
+        found = health_of_loaded(self.table, self.loaded(), self.policy.target_file_mb)
+        assert found is not None, "`loaded` refuses a table without a snapshot"
         return found
 
     def reach(self, snapshot_ids: Sequence[int] | None = None) -> Reach:
-        found = reachable(self.lake, self.table, snapshot_ids)
-        if found is None:
-            raise self.empty()
-        return found
-
-    def empty(self) -> UnavailableError:
-        return UnavailableError("it has no snapshot yet", where=self.table, action="Wait for the initial load")
+        return reach_of(self.table, self.loaded(), snapshot_ids)
 
 
 def rewrite_nothing(snapshot_id: int) -> RewritePlan:

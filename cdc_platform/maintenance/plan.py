@@ -22,8 +22,8 @@ from cdc_platform.lake.snapshot import TableHistory
 from cdc_platform.maintenance.health import LARGE, SMALL, dangling, place
 from cdc_platform.maintenance.protection import Keeping, Kept
 from cdc_platform.maintenance.runs import PastRun
+from cdc_platform.registry.maintenance import MB
 
-MB = 1 << 20
 GROUPS_MAX = 10  # Calls of one run: each commit of theirs is read before and after it (`maintenance/maintain.py`).
 # Heap that a running task holds for an equality-delete key: 210 bytes for a long, 260 for a text of 36 characters (live
 # objects while 1 M keys were applied, Iceberg 1.12.0, 2026-11; docs/maintenance.md).

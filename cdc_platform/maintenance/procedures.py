@@ -43,6 +43,7 @@ from cdc_platform.lake.files import normal_path
 from cdc_platform.lake.snapshot import Ref
 from cdc_platform.lake.spark import Spark, quoted, text
 from cdc_platform.maintenance.gates import Engine
+from cdc_platform.registry.maintenance import MB
 
 _ORPHANS_A_CALL = 500
 # Iceberg's own default is 4 attempts, up to a minute apart: beside a sink that commits 14 times a second a finished
@@ -51,7 +52,6 @@ PATIENCE = {"commit.retry.num-retries": "20", "commit.retry.max-wait-ms": "1000"
 # A table that says nothing is rewritten as gzip, which DuckDB reads at half the speed of zstd (2026-12).
 CODEC = {"write.parquet.compression-codec": "zstd"}
 _ORPHANS_VIEW = "cdc_orphans"
-_MB = 1 << 20
 
 
 class Procedures:
@@ -75,8 +75,8 @@ class Procedures:
                 "delete-file-threshold": "1",
                 "min-input-files": "2",
                 "max-files-to-rewrite": str(files_max),
-                "max-file-group-size-bytes": str(group_mb_max * _MB),
-                "target-file-size-bytes": str(target_mb * _MB),
+                "max-file-group-size-bytes": str(group_mb_max * MB),
+                "target-file-size-bytes": str(target_mb * MB),
                 "use-starting-sequence-number": "true",
                 "remove-dangling-deletes": "true",
             },

@@ -6,12 +6,12 @@ checks of a stage share one reading. *Unknown* (a side gave no answer, or the st
 only a stage that was read at the cut and differs is an error.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from cdc_platform.maintenance.policy import HALTED, Finding, Group
+from cdc_platform.maintenance.policy import HALTED, Group
 from cdc_platform.operations import Stage
 from cdc_platform.orchestration.assets import (
     curated_key,
@@ -30,7 +30,7 @@ from cdc_platform.registry.model import Registry, Table
 
 if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
-    from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.due import Examined
 
 _DIFFERENCES_SHOWN_MAX = 20
 
@@ -190,26 +190,23 @@ def _health(name: str, stage: Stage) -> dg.AssetChecksDefinition:
         context: dg.AssetCheckExecutionContext, tables: dg.ResourceParam[Tables]
     ) -> Iterator[dg.AssetCheckResult]:
         with as_failure():
-            state = tables.health(name, stage, with_history=True)
-            found = tables.findings(name, stage, state) if state else ()
+            found = tables.examine(name, stage)
         for check in sorted(context.selected_asset_check_keys, key=lambda k: k.name):
-            yield health_result(state, found, check)
+            yield health_result(found, check)
 
     return healthy
 
 
-def health_result(
-    state: "TableHealth | None", findings: Sequence[Finding], check: dg.AssetCheckKey
-) -> dg.AssetCheckResult:
+def health_result(examined: "Examined | None", check: dg.AssetCheckKey) -> dg.AssetCheckResult:
     """What a table's state means for one check: beyond a limit is a warning, for nothing is wrong but slow or large.
 
     A table whose maintenance is halted may hold wrong rows: an error.
     """
-    if state is None:
+    if examined is None:
         metadata: dict[str, Any] = {"reason": "the table has no snapshot yet"}
         return dg.AssetCheckResult(check_name=check.name, asset_key=check.asset_key, passed=True, metadata=metadata)
-    found = [f for f in findings if f.group == _HEALTH[check.name][0]]
-    metadata = health_metadata(state)
+    found = [f for f in examined.findings if f.group == _HEALTH[check.name][0]]
+    metadata = health_metadata(examined.state)
     if found:
         rows = [(f.figure, f"{f.measured:,.6g}", f"{f.limit:,.6g}", f.action) for f in found]
         # An alert is made of these two.

@@ -8,16 +8,14 @@ materialization. All writers of a table share its pool.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
-from cdc_platform.hops.merge import curated_table
-from cdc_platform.landing.position import landing_table
 from cdc_platform.maintenance.runs import Operation
-from cdc_platform.operations import Stage
+from cdc_platform.operations import Stage, stage_table
 from cdc_platform.orchestration.assets import RETRIES, curated_key, landing_key, markdown, table_tags
 from cdc_platform.orchestration.failures import as_failure
 from cdc_platform.orchestration.resources import Tables
@@ -100,11 +98,6 @@ def stage_key(stage: Stage, name: str) -> dg.AssetKey:
     return landing_key(name) if stage == "landing" else curated_key(name)
 
 
-def stage_table(stage: Stage, name: str) -> str:
-    """The stage's table in the catalog."""
-    return landing_table(name) if stage == "landing" else curated_table(name)
-
-
 def build_maintenance(registry: Registry) -> list[dg.AssetsDefinition]:
     """Every operation on every stage of every declared table."""
     return [
@@ -167,19 +160,13 @@ def _asset(upkeep: Upkeep, stage: Stage, name: str, table: Table) -> dg.AssetsDe
         pool=f"{stage}_{name}",
         output_required=False,  # A dry run materializes nothing.
     )
-    if upkeep.dry_run:
-
-        @decorate
-        def careful(
-            context: dg.AssetExecutionContext, config: CarefulConfig, tables: dg.ResourceParam[Tables]
-        ) -> Iterator[dg.MaterializeResult]:
-            yield from run(context, tables, dry_run=config.dry_run)
-
-        return careful
+    config_of = CarefulConfig if upkeep.dry_run else MaintenanceConfig
 
     @decorate
     def maintenance(
-        context: dg.AssetExecutionContext, config: MaintenanceConfig, tables: dg.ResourceParam[Tables]
+        context: dg.AssetExecutionContext,
+        config: config_of,  # pyright: ignore[reportInvalidTypeForm]  Dagster reads it when this runs.
+        tables: dg.ResourceParam[Tables],
     ) -> Iterator[dg.MaterializeResult]:
         yield from run(context, tables, dry_run=config.dry_run)
 
@@ -224,12 +211,10 @@ def health_metadata(state: "TableHealth") -> dict[str, Any]:
     """A table's state as figures that plot. Floats where 32 bits may not do: GraphQL has no larger integers."""
     figures: dict[str, Any] = {
         label: float(value) if label.endswith("_bytes") else value
-        for label, value in asdict(state).items()
-        if isinstance(value, int | float) and label not in {"snapshot_id", "oldest_snapshot_ms"}
+        for label, value in state.figures().items()
+        if isinstance(value, int | float) and label != "oldest_snapshot_ms"
     }
     return figures | {
-        "delete_files": state.delete_files,
-        "deletes": state.deletes,
         "delete_ratio": round(state.delete_ratio, 4),
         "equality_deletes_per_data_file": round(state.equality_deletes_per_data_file, 1),
         "oldest_snapshot": dg.MetadataValue.timestamp(state.oldest_snapshot_ms / 1000),

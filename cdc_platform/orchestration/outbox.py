@@ -279,7 +279,7 @@ def _post(url: str | None, alert: Mapping[str, Any], *, within_s: float) -> tupl
 def _answer(url: str, alert: Mapping[str, Any], connections: list[HTTPConnection]) -> tuple[str, bool]:
     body = json.dumps({"v": _VERSION, **alert}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": quote(str(alert["id"]), safe="/:,;=@+ ()[]")}
-    opener = urllib.request.build_opener(_NoRedirect, _Plain(connections), _Secure(connections))
+    opener = urllib.request.build_opener(_NoRedirect, _AtHand(connections))
     try:
         request = urllib.request.Request(url, body, headers)  # noqa: S310  The scheme was looked at.
         with opener.open(request, timeout=_ANSWER_WITHIN_S):
@@ -295,7 +295,7 @@ def _answer(url: str, alert: Mapping[str, Any], connections: list[HTTPConnection
         return f"no answer ({type(error).__name__})", False
 
 
-class _Plain(urllib.request.HTTPHandler):
+class _AtHand(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Keeps its connections at hand, to end them from outside."""
 
     def __init__(self, connections: list[HTTPConnection]) -> None:
@@ -304,14 +304,6 @@ class _Plain(urllib.request.HTTPHandler):
 
     def http_open(self, req: urllib.request.Request) -> Any:
         return self.do_open(_kept(HTTPConnection, self._made), req)
-
-
-class _Secure(urllib.request.HTTPSHandler):
-    """As `_Plain`."""
-
-    def __init__(self, connections: list[HTTPConnection]) -> None:
-        super().__init__()
-        self._made = connections
 
     def https_open(self, req: urllib.request.Request) -> Any:
         return self.do_open(_kept(HTTPSConnection, self._made), req)

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from cdc_platform.convergence.converge import Verdict
     from cdc_platform.landing.corrections import Answer, Correction
     from cdc_platform.landing.letters import Choice
-    from cdc_platform.maintenance.due import Due
-    from cdc_platform.maintenance.health import TableHealth
+    from cdc_platform.maintenance.due import Due, Examined
     from cdc_platform.maintenance.maintain import Effect, Plan
-    from cdc_platform.maintenance.policy import Finding
     from cdc_platform.maintenance.runs import Operation
     from cdc_platform.source.slot import SlotLag
 
@@ -61,16 +59,12 @@ class Tables(Protocol):
         """Plan a maintenance operation and, unless `dry_run`, carry it out and verify it."""
         ...
 
-    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> "TableHealth | None":
-        """What state a stage's table is in, None before it has a snapshot. Cheap: metadata alone."""
+    def examine(self, name: str, stage: Stage) -> "Examined | None":
+        """A stage's state and what of it is beyond its limits, None before it has a snapshot. Metadata alone."""
         ...
 
     def due(self, name: str, stage: Stage, operation: "Operation") -> "Due":
         """Whether a maintenance operation is due. Cheap: metadata alone."""
-        ...
-
-    def findings(self, name: str, stage: Stage, state: "TableHealth") -> "tuple[Finding, ...]":
-        """Figures of a stage's table that are beyond their limits. Cheap: metadata alone."""
         ...
 
     def slot_lag(self, name: str) -> "SlotLag":

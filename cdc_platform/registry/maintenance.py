@@ -18,6 +18,7 @@ from cdc_platform.registry.declared import Declared, Duration, Name
 
 Stage = Literal["landing", "curated"]
 _DAY_MIN = 24 * 60
+MB = 1 << 20  # What `_mb` means in a key, in bytes.
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 
 

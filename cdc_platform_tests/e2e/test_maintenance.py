@@ -187,14 +187,14 @@ def test_a_run_that_changes_rows_fails(connected: Connected) -> None:
     class Broken(Procedures):
         def rewrite_data_files(self, **given: Any) -> int:
             spark.rows(f"DELETE FROM lake.{TABLE} WHERE id = 5")
-            _call_it_replace(lake, TABLE)
+            call_it_replace(lake, TABLE)
             return super().rewrite_data_files(**given)
 
     with pytest.raises(InvariantError, match="from 360 to 359"):
         done(connected, "rewrite_data_files", procedures=Broken)
 
 
-def _call_it_replace(lake: Lake, table: str) -> None:
+def call_it_replace(lake: Lake, table: str) -> None:
     """Edit the head's operation in the metadata file: no engine writes such a snapshot on purpose."""
     import json
 

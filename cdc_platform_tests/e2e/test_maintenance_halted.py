@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -20,6 +19,7 @@ from cdc_platform.maintenance.plan import RewritePlan
 from cdc_platform.maintenance.procedures import Procedures
 from cdc_platform.maintenance.runs import Operation, past_runs
 from cdc_platform.registry.maintenance import Maintenance
+from cdc_platform_tests.e2e.test_maintenance import call_it_replace
 
 pytestmark = [pytest.mark.e2e]
 SOON = Maintenance(keep_snapshots_for=timedelta(milliseconds=1), keep_snapshots_min=1, conflicts_max=2)
@@ -64,15 +64,7 @@ class Bench:
         class Losing(Procedures):
             def rewrite_data_files(self, **given: Any) -> int:
                 bench.spark.rows(f"DELETE FROM lake.{bench.table} WHERE id = 5")
-                loaded = bench.lake.load(bench.table)
-                assert loaded is not None
-                file = Path(loaded.metadata_location.removeprefix("file:"))
-                metadata = json.loads(file.read_text())
-                for snapshot in metadata["snapshots"]:
-                    if snapshot["snapshot-id"] == metadata["current-snapshot-id"]:
-                        snapshot["summary"]["operation"] = "replace"
-                file.write_text(json.dumps(metadata))
-                file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # Hadoop's own checksum.
+                call_it_replace(bench.lake, bench.table)
                 return super().rewrite_data_files(**given)
 
         return Losing

@@ -18,6 +18,7 @@ from cdc_platform.maintenance.health import (
     table_health,
 )
 from cdc_platform.maintenance.plan import rewrite_plan
+from cdc_platform.maintenance.runs import since_rewrite
 from cdc_platform_tests.builders import history
 from cdc_platform_tests.landing.test_transaction import NAME, Bench
 
@@ -204,7 +205,7 @@ def test_health_of_a_table_that_the_sink_wrote_agrees_with_its_summary_and_the_b
         health.data_records,
         health.data_bytes + health.delete_bytes,
     )
-    assert (health.commits_since_rewrite, figures.commits_since_rewrite) == (35, 35)
+    assert (health.commits_since_rewrite, since_rewrite(past).commits) == (35, 35)
     assert dangling(found) == by_the_book(found)
     assert health.dangling_delete_files == 1  # The first commit's: nothing was there before it.
     assert health.history_bytes == 0

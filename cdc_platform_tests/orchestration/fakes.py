@@ -21,11 +21,11 @@ from cdc_platform.lake.spark import FilesOpened
 from cdc_platform.landing.corrections import Answer, Correction
 from cdc_platform.landing.letters import Choice
 from cdc_platform.landing.position import LOAD_POSITION, LOG_POSITION, SOURCE_TS_MS
-from cdc_platform.maintenance.due import BEGINNING, Due
+from cdc_platform.maintenance.due import BEGINNING, Due, Examined
 from cdc_platform.maintenance.health import TableHealth
 from cdc_platform.maintenance.maintain import Effect
 from cdc_platform.maintenance.plan import Plan, RewritePlan
-from cdc_platform.maintenance.policy import Decision, Finding, limits, rewrite_due
+from cdc_platform.maintenance.policy import Decision, limits, rewrite_due
 from cdc_platform.maintenance.probe import Probe
 from cdc_platform.maintenance.runs import Operation, PastRun, past_runs, with_run
 from cdc_platform.operations import Stage
@@ -183,13 +183,13 @@ class FakeTables:
         runs = past_runs(landing.properties, operation) if landing else ()
         return Due(decision, str(runs[0].at_ms) if runs else BEGINNING)
 
-    def health(self, name: str, stage: Stage, *, with_history: bool = False) -> TableHealth | None:  # noqa: ARG002
+    def examine(self, name: str, stage: Stage) -> Examined | None:
         if name in self.broken:
             raise self.broken[name]
-        return self.states.get(f"{stage}.{name}")
-
-    def findings(self, name: str, stage: Stage, state: TableHealth) -> tuple[Finding, ...]:  # noqa: ARG002
-        return limits(state, Maintenance(), past_retention_ids=range(self.past_retention))
+        state = self.states.get(f"{stage}.{name}")
+        if state is None:
+            return None
+        return Examined(state, limits(state, Maintenance(), past_retention_ids=range(self.past_retention)))
 
     def reject(self, name: str, reason: str, log_offset: int) -> None:
         """The sink writes a dead letter."""
