@@ -111,33 +111,33 @@ class Effect:
         found = {f"planned_{name}": value for name, value in self.plan.figures().items()}
         for when, health in (("before", self.before), ("after", self.after)):
             found |= {
-                f"data_files_{when}": float(health.data_files),
-                f"small_files_{when}": float(health.small_files),
-                f"delete_files_{when}": float(health.delete_files),
-                f"deletes_{when}": float(health.deletes),
-                f"dangling_delete_files_{when}": float(health.dangling_delete_files),
-                f"snapshots_{when}": float(health.snapshots),
-                f"manifests_{when}": float(health.manifests),
-                f"metadata_bytes_{when}": float(health.metadata_bytes),
+                f"data_files_{when}": health.data_files,
+                f"small_files_{when}": health.small_files,
+                f"delete_files_{when}": health.delete_files,
+                f"deletes_{when}": health.deletes,
+                f"dangling_delete_files_{when}": health.dangling_delete_files,
+                f"snapshots_{when}": health.snapshots,
+                f"manifests_{when}": health.manifests,
+                f"metadata_bytes_{when}": health.metadata_bytes,
                 f"planning_s_{when}": health.planning_s,
             }
         for when, read in (("before", self.probe_before), ("after", self.probe_after)):
             if read is not None:
                 found |= {
                     f"read_s_{when}": read.read_s,
-                    f"files_opened_{when}": float(read.files.total),
-                    f"rows_{when}": float(read.rows),
+                    f"files_opened_{when}": read.files.total,
+                    f"rows_{when}": read.rows,
                 }
         return found | {
             "took_s": self.took_s,
-            "conflicts": float(self.conflicts),
+            "conflicts": self.conflicts,
             "lost_s": self.lost_s,
-            "snapshots_made": float(len(self.snapshot_ids)),
-            "removed_files": float(self.removed_files),
-            "checked_files": float(self.checked_files),
-            "complete": float(self.complete),
-            "rewritten_bytes": float(self.rewritten_bytes),
-            "files_left": float(self.files_left),
+            "snapshots_made": len(self.snapshot_ids),
+            "removed_files": self.removed_files,
+            "checked_files": self.checked_files,
+            "complete": int(self.complete),
+            "rewritten_bytes": self.rewritten_bytes,
+            "files_left": self.files_left,
         }
 
 

@@ -165,12 +165,12 @@ class ExpiryPlan:
     def figures(self) -> dict[str, float]:
         """As numbers."""
         return {
-            "snapshots": float(self.snapshots),
-            "expired_snapshots": float(len(self.snapshot_ids)),
-            "expired_files": float(len(self.files)),
-            "expired_bytes": float(self.file_bytes),
-            "expired_metadata_files": float(self.metadata_files),
-            "pins": float(len(self.kept)),
+            "snapshots": self.snapshots,
+            "expired_snapshots": len(self.snapshot_ids),
+            "expired_files": len(self.files),
+            "expired_bytes": self.file_bytes,
+            "expired_metadata_files": self.metadata_files,
+            "pins": len(self.kept),
         }
 
 
@@ -199,7 +199,7 @@ class OrphanPlan:
 
     def figures(self) -> dict[str, float]:
         """As numbers."""
-        return {"orphan_files": float(len(self.files)), "orphan_bytes": float(self.bytes)}
+        return {"orphan_files": len(self.files), "orphan_bytes": self.bytes}
 
 
 Plan = RewritePlan | PositionDeletePlan | ManifestPlan | ExpiryPlan | OrphanPlan
@@ -351,7 +351,7 @@ def _fitting(sizes: Sequence[int], bytes_max: int) -> int:
 
 
 def _figures(plan: Any, names: str) -> dict[str, float]:
-    found: Mapping[str, float] = {name: float(getattr(plan, name)) for name in names.split()}
+    found: Mapping[str, float] = {name: getattr(plan, name) for name in names.split()}
     return dict(found) | ({"estimated_s": plan.estimated_s} if plan.estimated_s is not None else {})
 
 

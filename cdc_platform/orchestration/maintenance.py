@@ -200,10 +200,10 @@ def effect_metadata(effect: "Effect") -> dict[str, Any]:
 
 def _figures(found: Mapping[str, float | None]) -> dict[str, float | int]:
     """Counts as integers where GraphQL has them, seconds without digits that nobody measured."""
-    known = {label: value for label, value in found.items() if value is not None}
     return {
-        label: int(value) if float(value).is_integer() and abs(value) < _INTEGER_MAX else round(float(value), 4)
-        for label, value in known.items()
+        label: value if isinstance(value, int) and abs(value) < _INTEGER_MAX else round(float(value), 4)
+        for label, value in found.items()
+        if value is not None
     }
 
 
