@@ -114,6 +114,20 @@ def test_what_can_not_be_applied_is_named_and_the_rest_is_read(line: bytes, reas
     assert found.changes[OFFSET].to_pylist() == [*range(200), *range(201, 401)]
 
 
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("line", ["null", " null", "5", '"x"', "true", "[1]", "{}", "nul", "[null]"])
+def test_a_line_that_is_no_object_costs_only_itself_wherever_it_stands(line: str, at: int) -> None:
+    """A null that came first ended the process: pyarrow's reader, not an exception."""
+    written = [json.dumps(event("c", n, lsn=n)) for n in (1, 2, 3)]
+    written.insert(at, line)
+    found = DECODER.decode("".join(f"{text}\n" for text in written).encode(), first_offset=10)
+    assert sorted(found.changes["id"].to_pylist()) == [1, 2, 3]
+    if line.strip() == "null":
+        assert (found.passed, found.rejected) == ({"tombstone": 1}, [])
+    elif line != "{}":
+        assert [(one.offset, one.reason) for one in found.rejected] == [(10 + at, "unreadable")]
+
+
 def test_a_record_that_changes_no_row_is_passed_over_and_counted() -> None:
     message = {"op": "m", "source": event("c", 1)["source"], "message": {"prefix": "x", "content": ""}}
     passed = [None, {"status": "BEGIN", "id": "7"}, message, {"ts_ms": 1}]
