@@ -46,8 +46,8 @@ _OP_OF_KIND = {kind: op for op, kind in KINDS.items()} | {"before": "d"}
 _NO_CHANGE = {"ts_ms", "ts_us", "ts_ns", "status", "id", "event_count", "data_collections"}
 _BLOCK_BYTES = 4 << 20
 _SLOW_LINES_MAX = 64  # So few are read one by one.
-# pyarrow 26.0.1 ends the process (SIGSEGV) when the first record of what it reads is a JSON null.
-_NULL_FIRST = re.compile(rb"\s*null")
+# pyarrow 26.0.1 ends the process (SIGSEGV) when a block that it reads begins with a JSON null; any line may begin one.
+_NULL, _NULL_BELOW = re.compile(rb"[ \t\r]*null"), re.compile(rb"\n[ \t\r]*null")
 _SEQUENCE = r'^\[(?:null|"(?P<commit>\d+)"),"(?P<lsn>\d+)"\]$'
 
 Reason = Literal["unreadable", "unknown_kind", "no_key", "no_home", "unavailable", "stale"]
@@ -260,7 +260,7 @@ class Decoder:
         import pyarrow as pa
         from pyarrow import json as pa_json
 
-        if _NULL_FIRST.match(lines):
+        if _NULL.match(lines) or _NULL_BELOW.search(lines):
             raise ValueError("a line that is no record")
 
         def read(block_bytes: int) -> pa.Table:

@@ -253,7 +253,7 @@ def test_a_run_that_is_over_its_time_leaves_the_table_whole(spark_lake: Connecte
             with spark.within(0.3, setting="run_time_max"):
                 return super().rewrite_data_files(files_max=files_max, group_mb_max=group_mb_max, target_mb=target_mb)
 
-    with pytest.raises(LimitError, match="stopped after 0"):
+    with pytest.raises(LimitError, match="stopped after 0 s"):
         done(spark_lake, "rewrite_data_files", procedures=Late)
     began = iter([0.0])
     with pytest.raises(LimitError, match="over before this statement"):

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from cdc_platform.errors import ConfigError
-from cdc_platform.landing.events import COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, Decoder
+from cdc_platform.landing.events import _BLOCK_BYTES, COMMIT_LSN, LSN, OFFSET, OP, ORDINAL, Decoder
 from cdc_platform.landing.position import SourcePosition
 from cdc_platform.source.types import SourceColumn
 from cdc_platform_tests.builders import SOURCE_COLUMNS, event, lines
@@ -126,6 +126,16 @@ def test_a_line_that_is_no_object_costs_only_itself_wherever_it_stands(line: str
         assert (found.passed, found.rejected) == ({"tombstone": 1}, [])
     elif line != "{}":
         assert [(one.offset, one.reason) for one in found.rejected] == [(10 + at, "unreadable")]
+
+
+def test_a_null_that_begins_a_later_block_of_what_is_read_is_a_tombstone_too() -> None:
+    """The record before it fills pyarrow's first block to the last byte."""
+    bare = len(json.dumps(event("c", 1, ""))) + 1
+    filling, last = event("c", 1, "x" * (_BLOCK_BYTES - bare)), event("c", 2, lsn=2)
+    text = f"{json.dumps(filling)}\nnull\n{json.dumps(last)}\n"
+    assert text.index("\nnull\n") + 1 == _BLOCK_BYTES
+    found = DECODER.decode(text.encode(), first_offset=0)
+    assert (found.changes[OFFSET].to_pylist(), found.passed, found.rejected) == ([0, 2], {"tombstone": 1}, [])
 
 
 def test_a_record_that_changes_no_row_is_passed_over_and_counted() -> None:
